@@ -1,0 +1,68 @@
+"""What every driver of a role does: check that the ranks agree, answer for gradients in two halves, count updates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvdist.overlap import OverlappedMean
+from hvdist.progress import Progress
+from hvdist.questions import Answer, Gradient, Update
+from hvdist.replica import Replica, is_finite
+from hvdist.shards import Batch, Stream
+
+if TYPE_CHECKING:
+    from hvdist.comm import Comm
+
+
+class Driver:
+    """Answers for one rank. Whoever holds it runs the backward pass between `begin` and `end`.
+
+    Args:
+        comm: the communicator.
+        replica: this rank's.
+    Raises:
+        UserError: the model, its parameters or its optimizer differ from the leader's.
+    """
+
+    def __init__(self, comm: Comm, replica: Replica) -> None:
+        comm.agree(replica.structure(), "the model or its optimizer")
+        comm.agree(replica.checksum().hex(), "the checksum of the model's parameters")
+        self.comm, self.replica = comm, replica
+        self._mean = OverlappedMean(replica, comm)
+        self._asked: Gradient = Gradient()
+        self._batch: Batch | None = None
+
+    def start(self, stream: Stream, progress: Progress) -> None:
+        """From now on take rows from `stream`, and count towards the end that `progress` knows."""
+        self.stream, self.progress = stream, progress
+        self.replica.set_lr(progress.lr_factor)
+
+    def begin(self, question: Gradient) -> Batch:
+        """The rows asked for, with all gradients zero. They may be none: then there is nothing to run."""
+        if question.samples is None:
+            batch = next(self.stream)
+        else:
+            batch = self.stream.shards.rows(question.samples)
+        self._asked, self._batch = question, batch
+        self.replica.zero_grad()
+        if question.mean:
+            self._mean.arm(len(batch.y), batch.total)
+        return batch
+
+    def end(self) -> Answer:
+        """The answer, once the gradients of those rows are in the model's parameters."""
+        if self._batch is None:
+            raise RuntimeError("step() without a batch: call it once for every batch that steps() yields")
+        batch, self._batch = self._batch, None
+        if self._asked.mean:
+            grad, culprits = self._mean.finish()
+            return Answer(grad, batch.total, culprits)
+        grad = self.replica.gathered_grad()
+        return Answer(grad if is_finite(grad) else None, len(batch.y))
+
+    def count(self, update: Update) -> bool:
+        """Take note of an update; whether to go on."""
+        self.progress.count(update)
+        self.replica.set_lr(self.progress.lr_factor)
+        return not self.progress.done
+
