@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import jsonargparse
 
 from hvdist.algorithms import ALGORITHMS
-from hvdist.errors import UserError
 from hvdist.launch import claimed_rank
 from hvdist.schedule import Schedule
 from hvdist.settings import Training
@@ -50,7 +49,9 @@ def _parser() -> tuple[jsonargparse.ArgumentParser, dict[str, Callable[[Any], No
 
 
 def _train_parser(kind: type) -> jsonargparse.ArgumentParser:
-    parser = _Parser(description=sys.modules[kind.__module__].__doc__, formatter_class=jsonargparse.DefaultHelpFormatter)
+    parser = _Parser(
+        description=sys.modules[kind.__module__].__doc__, formatter_class=jsonargparse.DefaultHelpFormatter
+    )
     parser.add_argument("--config", action="config", help="A run's config.yaml: do it again. Flags after it win.")
     for settings in (kind, Training, Schedule):
         parser.add_class_arguments(settings)

@@ -2,8 +2,8 @@
 
     OUT/checkpoint/000003/part-00000-of-00002.safetensors     one part for each rank that holds state of its own
 
-A part carries its slice of the parameters, its optimizer's state and tables, and in its header, as JSON, how far the run
-was. No pickle is read or written.
+A part carries its slice of the parameters, its optimizer's state and tables, and in its header, as JSON, how far the
+run was. No pickle is read or written.
 """
 
 from __future__ import annotations

@@ -48,5 +48,6 @@ class Display:
             print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
+        """Leave the terminal tidy."""
         if self._bar is not None:
             self._bar.close()

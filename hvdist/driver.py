@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from hvdist.overlap import OverlappedMean
 from hvdist.progress import Progress
 from hvdist.questions import Answer, Gradient, Update
@@ -39,15 +41,15 @@ class Driver:
 
     def begin(self, question: Gradient) -> Batch:
         """The rows asked for, with all gradients zero. They may be none: then there is nothing to run."""
-        if question.samples is None:
-            batch = next(self.stream)
-        else:
-            batch = self.stream.shards.rows(question.samples)
+        batch = self._rows(question.samples)
         self._asked, self._batch = question, batch
         self.replica.zero_grad()
         if question.mean:
             self._mean.arm(len(batch.y), batch.total)
         return batch
+
+    def _rows(self, samples: Tensor | None) -> Batch:
+        return next(self.stream) if samples is None else self.stream.shards.rows(samples)
 
     def end(self) -> Answer:
         """The answer, once the gradients of those rows are in the model's parameters."""
@@ -65,4 +67,3 @@ class Driver:
         self.progress.count(update)
         self.replica.set_lr(self.progress.lr_factor)
         return not self.progress.done
-

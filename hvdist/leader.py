@@ -31,9 +31,7 @@ class Leader:
         clock: of the training seconds; above zero if the run was resumed.
     """
 
-    def __init__(
-        self, name: str, settings: Training, driver: Driver, task: Task, test: Shards, clock: Clock
-    ) -> None:
+    def __init__(self, name: str, settings: Training, driver: Driver, task: Task, test: Shards, clock: Clock) -> None:
         self._name, self._driver, self._task, self._clock = name, driver, task, clock
         self._train, self._test = driver.stream.shards, test
         self._train_rows = torch.linspace(0, len(self._train) - 1, min(settings.eval_rows, len(self._train))).long()

@@ -6,7 +6,6 @@ that a receiver never takes one thing for another.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -92,7 +91,7 @@ class Communicator(Protocol):
     def mean(self, tensor: Tensor) -> Tensor:
         """Average a tensor over the peers, in place."""
 
-    def start_mean(self, tensor: Tensor, name: str) -> Hashable:
+    def start_mean(self, tensor: Tensor, name: str) -> Any:
         """Begin averaging a tensor in place; it must not be touched before `finish_mean`."""
 
     def finish_mean(self, pending: Any) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from hvdist.errors import UserError
 
@@ -18,7 +19,7 @@ def mlp(shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 128)) 
     """Fully connected ReLU network on flattened rows; `hidden` are the widths of its layers."""
     widths = [math.prod(shape), *hidden, classes]
     layers: list[nn.Module] = [nn.Flatten()]
-    for wide, narrow in zip(widths[:-1], widths[1:], strict=True):
+    for wide, narrow in itertools.pairwise(widths):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -55,9 +56,9 @@ class _Block(nn.Module):
         self.norm1, self.norm2 = make_norm(after), make_norm(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.norm1(self.conv1(x)))
-        shortcut = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.pad))
-        return F.relu(self.norm2(self.conv2(out)) + shortcut)
+        out = functional.relu(self.norm1(self.conv1(x)))
+        shortcut = functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.pad))
+        return functional.relu(self.norm2(self.conv2(out)) + shortcut)
 
 
 def _norm(name: str) -> Callable[[int], nn.Module]:

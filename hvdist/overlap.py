@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,11 @@ class _Bucket:
     place: slice
     parameters: dict[nn.Parameter, Tensor] = field(default_factory=dict)
     missing: set[nn.Parameter] = field(default_factory=set)
-    pending: Hashable = None
+    pending: Any = None
 
     @property
     def full(self) -> bool:
-        return 4 * (self.place.stop - self.place.start) >= BUCKET_BYTES
+        return bool(4 * (self.place.stop - self.place.start) >= BUCKET_BYTES)
 
 
 class OverlappedMean:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,7 +83,9 @@ def _write_folder(
 ) -> None:
     folder.mkdir(parents=True)
     files = []
-    for place, rows in enumerate(tqdm(cut(len(table.y), shards, shuffle, seed), f"{folder.name} shards", leave=False, disable=None)):
+    for place, rows in enumerate(
+        tqdm(cut(len(table.y), shards, shuffle, seed), f"{folder.name} shards", leave=False, disable=None)
+    ):
         path = folder / f"shard-{place:05d}-of-{shards:05d}.h5"
         arrays = {"x": table.x[rows], "y": table.y[rows].astype(np.int64), "row": rows}
         write_rows(path, arrays, compression)

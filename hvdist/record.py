@@ -26,12 +26,15 @@ class Clock:
 
     @property
     def seconds(self) -> float:
+        """Counted so far."""
         return self._counted + (self._now() - self._started if self._started is not None else 0.0)
 
     def start(self) -> None:
+        """Count from now on."""
         self._started = self._now()
 
     def stop(self) -> None:
+        """Stand still from now on."""
         self._counted, self._started = self.seconds, None
 
     @contextlib.contextmanager
@@ -62,6 +65,7 @@ class Record:
         self._file.write(_line({"event": event, "seconds": seconds, "update": update, "samples": samples, **fields}))
 
     def close(self) -> None:
+        """No more events."""
         self._file.close()
 
 

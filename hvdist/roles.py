@@ -88,6 +88,7 @@ class Algorithm:
 
     @property
     def seats(self) -> tuple[Seat, ...]:
+        """The roles, in the order in which ranks take them; the first seat leads."""
         raise NotImplementedError
 
     def play(self, comm: Communicator, replica: Replica) -> Role:

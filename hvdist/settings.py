@@ -73,9 +73,7 @@ class Training:
         if self.optimizer not in kinds:
             raise UserError(f"torch.optim has no {self.optimizer!r}; there are {', '.join(sorted(kinds))}")
         try:
-            made: torch.optim.Optimizer = kinds[self.optimizer](
-                model.parameters(), lr=self.lr, **self.optimizer_args
-            )
+            made: torch.optim.Optimizer = kinds[self.optimizer](model.parameters(), lr=self.lr, **self.optimizer_args)
         except (TypeError, ValueError) as error:
             raise UserError(f"{self.optimizer} does not take {self.optimizer_args}: {error}") from error
         return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -53,9 +52,7 @@ class Shards:
         UserError: a file is missing, truncated, or not what the manifest says.
     """
 
-    def __init__(
-        self, folder: str | Path, comm: Comm | None = None, *, order: Order = "global", seed: int = 0
-    ) -> None:
+    def __init__(self, folder: str | Path, comm: Comm | None = None, *, order: Order = "global", seed: int = 0) -> None:
         self.folder = Path(folder)
         self.order = order
         self.seed = seed

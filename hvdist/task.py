@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from hvdist.shards import Batch, Shards
 
@@ -74,4 +74,4 @@ class Task:
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     """(B,) cross entropy of every row."""
-    return F.cross_entropy(outputs, y, reduction="none")
+    return functional.cross_entropy(outputs, y, reduction="none")

@@ -182,6 +182,8 @@ def _reopen(out: Path, headline: str, settings: Training) -> None:
         for name in ("checkpoint", "tensorboard"):
             shutil.rmtree(out / name, ignore_errors=True)
     elif not settings.resume:
-        raise UserError(f"{out} holds a run; give --resume to go on with it, --overwrite to replace it, or another --out")
+        raise UserError(
+            f"{out} holds a run; give --resume to go on with it, --overwrite to replace it, or another --out"
+        )
     elif (found := (out / CONFIG).read_text().splitlines()[0]).split()[:4] != headline.split()[:4]:
         raise UserError(f"{out} holds another run, started by {found.lstrip('# ')}; resume it as that algorithm")

@@ -116,9 +116,7 @@ class Compensation:
         if not self.adaptive:
             _compiled(_constant)(body, params, grad, backup, rate, self.strength)
         else:
-            _compiled(_adaptive)(
-                body, params, grad, backup, mean_square, rate, self.strength, self.decay, self.epsilon
-            )
+            _compiled(_adaptive)(body, params, grad, backup, mean_square, rate, self.strength, self.decay, self.epsilon)
 
     def _run_chunked(
         self, body: _ChunkBody, params: Tensor, grad: Tensor, backup: Tensor, mean_square: Tensor | None, lr: float
@@ -127,9 +125,7 @@ class Compensation:
         squares = [None] * math.ceil(params.numel() / CHUNK) if mean_square is None else mean_square.split(CHUNK)
         # clamp(strength * square) = strength * clamp(square): one pass less
         limit = math.inf if lr == 0 else 1 / (lr * self.strength)
-        for w, g, bak, square in zip(
-            params.split(CHUNK), grad.split(CHUNK), backup.split(CHUNK), squares, strict=True
-        ):
+        for w, g, bak, square in zip(params.split(CHUNK), grad.split(CHUNK), backup.split(CHUNK), squares, strict=True):
             pull, drift = scratch[:, : w.numel()]
             torch.mul(g, g, out=pull)
             if square is not None:

@@ -15,8 +15,8 @@ Messages, for each step of a worker, to and from every server:
 
 | tag | from -> to | payload |
 |---|---|---|
-| GRADIENT | worker -> server | (slice,) in the wire's dtype; to the first server also (b,) float32, the model's buffers if |
-|          |                  | it has any; nothing at all if the gradient was not finite |
+| GRADIENT | worker -> server | (slice,) in the wire's dtype; to the first server also (b,) float32, the buffers of a |
+|          |                  | model that has some; nothing at all if the gradient was not finite |
 | PARAMS   | server -> worker | (slice,) in the wire's dtype; nothing: the run is over |
 | DONE     | worker -> server | nothing: the worker's last message |
 | SLICE    | first server -> server -> first server | nothing; (slice,) float32, before the model is evaluated |
@@ -34,6 +34,7 @@ ones, floats averaged, integers kept.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ class Tag(IntEnum):
 def slices(size: int, servers: int) -> list[slice]:
     """A vector of `size` cut for the servers, lengths differing by at most one."""
     bounds = [size * server // servers for server in range(servers + 1)]
-    return [slice(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
 def admissible(outstanding: Sequence[int], pushed: int, version: int, limit: int) -> bool:
@@ -170,6 +171,7 @@ class ASGD(Algorithm):
 
     @property
     def seats(self) -> tuple[Seat, ...]:
+        """Servers first; all other ranks work."""
         return (Seat("server", self.servers), Seat("worker"))
 
     @property
@@ -296,9 +298,7 @@ class ASGD(Algorithm):
                 payload = (payload, buffers) if buffers.numel() else payload
             comm.send(payload, server, Tag.GRADIENT, version=versions[server], samples=answer.samples, lend=lend)
 
-    def _pull(
-        self, comm: Communicator, replica: Replica, parts: dict[int, slice], versions: dict[int, int]
-    ) -> bool:
+    def _pull(self, comm: Communicator, replica: Replica, parts: dict[int, slice], versions: dict[int, int]) -> bool:
         going = True
         for server, part in parts.items():
             message = comm.recv(server, Tag.PARAMS)
@@ -336,4 +336,5 @@ class DCASGD(ASGD):
 
     @property
     def compensation(self) -> Compensation:
+        """The update rule, with the correction."""
         return Compensation(self.strength, self.adaptive, self.decay, self.epsilon, self.kernel)

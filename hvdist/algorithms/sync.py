@@ -33,6 +33,7 @@ class Sync(Algorithm):
 
     @property
     def seats(self) -> tuple[Seat, ...]:
+        """Every rank learns."""
         return (Seat("learner"),)
 
     def learner(self, comm: Communicator, replica: Replica) -> Role:

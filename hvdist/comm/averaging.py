@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,75 +16,72 @@ from hvdist.errors import UserError
 log = logging.getLogger("hvdist")
 
 
-class Averaging(Protocol):
+_PIECE = 1 << 28
+"""Elements of one MPI allreduce."""
+
+
+class Averaging:
     """Means in place, matched between the ranks by name."""
 
-    def start(self, tensor: Tensor, name: str) -> Hashable:
+    def start(self, tensor: Tensor, name: str) -> Any:
         """Begin; the tensor is contiguous float32 or float64 and not to be touched until `finish`."""
+        return None
 
     def finish(self, pending: Any) -> None:
-        """Wait for it."""
+        """Wait for what `start` returned."""
 
     def shutdown(self) -> None:
-        """Free what it holds."""
+        """Free what it holds. Collective."""
 
 
-class Alone:
+class Alone(Averaging):
     """The mean over one rank."""
 
-    def start(self, tensor: Tensor, name: str) -> Hashable:
-        return None
 
-    def finish(self, pending: Any) -> None:
-        return None
-
-    def shutdown(self) -> None:
-        return None
-
-
-class HorovodAveraging:
+class HorovodAveraging(Averaging):
     """Horovod on a sub-communicator; its own thread reduces while the backward pass goes on."""
 
     def __init__(self, peers: MPI.Intracomm) -> None:
         import horovod.torch as horovod
 
         if horovod.is_initialized():
-            raise UserError("Horovod is initialised already; leave that to hvdist.init, which gives it this role's ranks")
+            raise UserError("Horovod is initialised already; leave that to hvdist.init, for this role's ranks")
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise UserError(
                 "Horovod beside mpi4py needs MPI's thread level MULTIPLE; this MPI gives less. Unset "
-                "MPI4PY_RC_THREADS / mpi4py.rc.thread_level, or load an MPI built with thread support"
+                "MPI4PY_RC_THREADS and MPI4PY_RC_THREAD_LEVEL, or load an MPI built with thread support"
             )
         self._horovod = horovod
         horovod.init(comm=peers)
 
-    def start(self, tensor: Tensor, name: str) -> Hashable:
-        handle: Hashable = self._horovod.allreduce_async_(tensor, name=name, op=self._horovod.Average)
-        return handle
+    def start(self, tensor: Tensor, name: str) -> Any:
+        """Hand it to Horovod's thread."""
+        return self._horovod.allreduce_async_(tensor, name=name, op=self._horovod.Average)
 
     def finish(self, pending: Any) -> None:
+        """Wait for Horovod's thread."""
         self._horovod.synchronize(pending)
 
     def shutdown(self) -> None:
+        """Stop Horovod's thread."""
         self._horovod.shutdown()
 
 
-class MpiAveraging:
-    """MPI's allreduce, when the mean is asked for: nothing overlaps, so all ranks finish in the same order."""
+class MpiAveraging(Averaging):
+    """MPI's allreduce, when the mean is asked for: nothing overlaps, so all ranks must finish in the same order."""
 
     def __init__(self, peers: MPI.Intracomm) -> None:
         self._peers = peers
 
-    def start(self, tensor: Tensor, name: str) -> Hashable:
+    def start(self, tensor: Tensor, name: str) -> Any:
+        """Nothing yet."""
         return tensor
 
     def finish(self, pending: Any) -> None:
-        for piece in pending.reshape(-1).split(1 << 28):
+        """Reduce, then divide."""
+        for piece in pending.reshape(-1).split(_PIECE):
             self._peers.Allreduce(MPI.IN_PLACE, piece.numpy())
             piece.div_(self._peers.size)
-
-    def shutdown(self) -> None:
-        return None
 
 
 def averaging_over(peers: MPI.Intracomm) -> Averaging:

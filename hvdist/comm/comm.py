@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Comm:
         self._world = world
         self._patience = patience
         self._mailbox = Mailbox(world, patience)
-        self._peers = world.Split(list(dict.fromkeys(roles.names)).index(self.role), world.rank)
+        self._peers = _peers_of(world, roles)
         self._averaging: Averaging = averaging_over(self._peers) if collective else Alone()
         self._averaged_bytes = 0
 
@@ -93,7 +93,7 @@ class Comm:
         self._averaged_bytes += tensor.nbytes
         return averaged(self._averaging, tensor)
 
-    def start_mean(self, tensor: Tensor, name: str) -> Hashable:
+    def start_mean(self, tensor: Tensor, name: str) -> Any:
         """Begin averaging a contiguous float32 tensor in place; not to be touched before `finish_mean`."""
         self._averaged_bytes += tensor.nbytes
         return self._averaging.start(tensor, name)
@@ -181,3 +181,10 @@ class Comm:
         if not ranks or (one and len(ranks) != 1):
             raise ValueError(f"{place!r} is held by ranks {ranks} of {self.roles}")
         return ranks
+
+
+def _peers_of(world: MPI.Intracomm, roles: Roles) -> MPI.Intracomm:
+    """A communicator of the ranks that share this rank's role. Collective over the world."""
+    colours = list(dict.fromkeys(roles.names))
+    peers: MPI.Intracomm = world.Split(colours.index(roles.names[world.rank]), world.rank)  # type: ignore[assignment]
+    return peers

@@ -44,9 +44,7 @@ class Guard:
         """Who speaks: "[rank 3 worker @node17]"."""
         return f"[{' '.join(filter(None, (f'rank {MPI.COMM_WORLD.rank}', self.role, f'@{socket.gethostname()}')))}]"
 
-    def _failed(
-        self, kind: type[BaseException], error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def _failed(self, kind: type[BaseException], error: BaseException | None, where: TracebackType | None) -> None:
         time.sleep(min(_STAGGER_SECONDS * MPI.COMM_WORLD.rank, _LONGEST_STAGGER_SECONDS))
         if isinstance(error, UserError):
             self._end(str(error))

@@ -36,7 +36,7 @@ MAX_IN_FLIGHT = 8
 class _Outgoing:
     """A message under way: MPI reads from its buffers until all requests are complete."""
 
-    def __init__(self, requests: list[MPI.Request], buffers: list[object]) -> None:
+    def __init__(self, requests: list[MPI.Request], buffers: list[np.ndarray]) -> None:
         self._requests = requests
         self._buffers = buffers
 
@@ -102,6 +102,7 @@ class Mailbox:
         return list(self._stash)
 
     def free(self) -> None:
+        """Give the communicators back to MPI."""
         self._headers.Free()
         self._bodies.Free()
 
