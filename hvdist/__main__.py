@@ -1,83 +1,87 @@
 """The command line: parse, then the same calls a script makes. `hvdist` and `python -m hvdist` are the same.
 
-Nothing but `train` needs MPI; `--help` never starts it.
+Nothing but `train` needs MPI, and `--help` never starts it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-import jsonargparse
-
+import hvdist
+from hvdist import bench
 from hvdist.algorithms import ALGORITHMS
-from hvdist.launch import claimed_rank
+from hvdist.flags import Parser, as_typed, one_sentence, switches_of
+from hvdist.info import info
+from hvdist.report import report
 from hvdist.schedule import Schedule
 from hvdist.settings import Training
 
-jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-
-class _Parser(jsonargparse.ArgumentParser):
-    """Complains once, not once a rank."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        if claimed_rank() == 0:
-            super().error(message, ex)
-        sys.exit(2)
+SETTINGS = (Training, Schedule)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command."""
-    parser, commands = _parser()
-    chosen = parser.parse_args(_with_underscores(sys.argv[1:] if arguments is None else arguments))
-    commands[chosen.command](chosen[chosen.command])
+    given = sys.argv[1:] if arguments is None else arguments
+    switches = switches_of(*ALGORITHMS.values(), *SETTINGS, *bench.BENCHES.values(), report, info)
+    chosen = _parser().parse_args(as_typed(given, switches))
+    command = chosen[chosen.command]
+    if chosen.command == "train":
+        _train(command.algorithm, command[command.algorithm])
+        return
+    with one_sentence():
+        if chosen.command == "bench":
+            bench.BENCHES[command.name](**command[command.name].as_dict())
+        else:
+            {"info": info, "report": report}[chosen.command](**command.as_dict())
 
 
-def _parser() -> tuple[jsonargparse.ArgumentParser, dict[str, Callable[[Any], None]]]:
-    parser = _Parser(prog="hvdist", description=sys.modules["hvdist"].__doc__)
+def _parser() -> Parser:
+    parser = Parser(prog="hvdist", description=hvdist.__doc__)
     commands = parser.add_subcommands(dest="command", metavar="COMMAND")
-    train = _Parser(description="Train a model; under mpirun or srun, one process a rank.")
+    train = Parser(description="Train a model with one of the algorithms; under mpirun or srun, one process a rank.")
     commands.add_subcommand("train", train, help="train a model with one of the algorithms")
+    for function in (report, info):
+        commands.add_subcommand(function.__name__, _parser_of(function), help=_first_line(function))
+    benches = Parser(description=bench.__doc__)
+    commands.add_subcommand("bench", benches, help="measure hvdist beside its rivals and the physical floor")
     algorithms = train.add_subcommands(dest="algorithm", metavar="ALGORITHM")
     for name, kind in ALGORITHMS.items():
         algorithms.add_subcommand(name, _train_parser(kind), help=_first_line(kind))
-    return parser, {"train": _train}
+    names = benches.add_subcommands(dest="name", metavar="NAME")
+    for name, function in bench.BENCHES.items():
+        names.add_subcommand(name, _parser_of(function), help=_first_line(function))
+    return parser
 
 
-def _train_parser(kind: type) -> jsonargparse.ArgumentParser:
-    parser = _Parser(
-        description=sys.modules[kind.__module__].__doc__, formatter_class=jsonargparse.DefaultHelpFormatter
-    )
-    parser.add_argument("--config", action="config", help="A run's config.yaml: do it again. Flags after it win.")
-    for settings in (kind, Training, Schedule):
+def _train_parser(kind: type) -> Parser:
+    parser = Parser(description=sys.modules[kind.__module__].__doc__)
+    parser.add_argument("--config", action="config", help="a run's config.yaml, to do it again; flags after it win")
+    for settings in (kind, *SETTINGS):
         parser.add_class_arguments(settings)
     return parser
 
 
-def _train(chosen: Any) -> None:
-    from hvdist.trainer import train
-
-    kind, given = ALGORITHMS[chosen.algorithm], chosen[chosen.algorithm]
-    algorithm, settings, schedule = (_pick(fields, given) for fields in (kind, Training, Schedule))
-    train(algorithm, settings, schedule)
+def _parser_of(function: Callable[..., None]) -> Parser:
+    parser = Parser(description=(function.__doc__ or "").split("\n\n")[0])
+    parser.add_function_arguments(function, as_group=False)
+    return parser
 
 
-def _pick(kind: type, given: Any) -> Any:
-    """The settings of one dataclass, out of all flags."""
-    return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind)})
+def _train(algorithm: str, given: Any) -> None:
+    with one_sentence():
+        kinds = (ALGORITHMS[algorithm], *SETTINGS)
+        chosen, settings, schedule = (
+            kind(**{field.name: given[field.name] for field in dataclasses.fields(kind)}) for kind in kinds
+        )
+    # from here on a mistake must end the whole job: that is hvdist.comm's guard
+    hvdist.train(chosen, settings, schedule)
 
 
-def _with_underscores(arguments: Sequence[str]) -> list[str]:
-    """`--max-staleness` is `--max_staleness`: people type both."""
-    return [re.sub(r"^--[\w-]+", lambda flag: "--" + flag[0][2:].replace("-", "_"), word) for word in arguments]
-
-
-def _first_line(kind: type) -> str:
-    return (kind.__doc__ or "").splitlines()[0]
+def _first_line(documented: Callable[..., Any]) -> str:
+    return (documented.__doc__ or "").splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Driver:
         self.replica.set_lr(progress.lr_factor)
 
     def begin(self, question: Gradient) -> Batch:
-        """The rows asked for, with all gradients zero. They may be none: then there is nothing to run."""
+        """The rows asked for, with no gradient yet. They may be none: then there is nothing to run."""
         batch = self._rows(question.samples)
         self._asked, self._batch = question, batch
         self.replica.zero_grad()
@@ -57,10 +57,8 @@ class Driver:
             raise RuntimeError("step() without a batch: call it once for every batch that steps() yields")
         batch, self._batch = self._batch, None
         if self._asked.mean:
-            grad, culprits = self._mean.finish()
-            return Answer(grad, batch.total, culprits)
-        grad = self.replica.gathered_grad()
-        return Answer(grad if is_finite(grad) else None, len(batch.y))
+            return Answer(batch.total, *self._mean.finish())
+        return Answer(len(batch.y), all(is_finite(p.grad) for p in self.replica.parameters if p.grad is not None))
 
     def count(self, update: Update) -> bool:
         """Take note of an update; whether to go on."""

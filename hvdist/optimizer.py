@@ -119,7 +119,7 @@ class DistributedOptimizer:
         self._advance(self._driver.end())
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Zero the gradients; they stay views into one flat vector, so `set_to_none` changes nothing."""
+        """Drop the gradients of the last step; they are never kept as zeros, so `set_to_none` changes nothing."""
         self.replica.zero_grad()
 
     @property

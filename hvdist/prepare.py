@@ -76,6 +76,8 @@ def write_folders(
             out.rename(Path(scratch) / "replaced")
         whole.rename(out)
     sync(out.parent)
+    counts = ", ".join(f"{len(table.y):,} {name} rows" for name, table in tables.items())
+    print(f"{out}: {counts}, in {shards} shards each")
 
 
 def _write_folder(

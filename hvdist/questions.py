@@ -38,16 +38,16 @@ class Gradient:
 
 
 class Answer(NamedTuple):
-    """The answer to `Gradient`.
+    """The answer to `Gradient`: it is in the replica now, for `replica.step()` or `replica.grad`.
 
     Attributes:
-        grad: (d,) float32, the flat gradient; valid until the next question; None when it was not finite.
         samples: examples behind it, those of all ranks of the role where the mean was asked for.
+        finite: whether it is; no use may be made of one that is not.
         culprits: ranks whose own gradient was not finite, where known.
     """
 
-    grad: Tensor | None
     samples: int
+    finite: bool = True
     culprits: tuple[int, ...] = ()
 
 

@@ -1,18 +1,20 @@
-"""One rank's copy of the model: a flat parameter vector, its gradient, the optimizer and what must survive a restart.
+"""One rank's copy of the model: a flat parameter vector, the optimizer and what must survive a restart.
 
-The model's parameters are views into `params`, their gradients views into `grad`, so that a message is one vector and
-costs no packing.
+The model's parameters are views into `params`, so that a message is one vector. Gradients stay where a backward pass
+puts them, since most algorithms only step along them; `grad` gathers them into one vector for those that send it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from hvdist.buffers import zeros
 from hvdist.errors import UserError
 
 # Optimizers that treat every number alone: a server may run them on any slice of the vector.
@@ -25,7 +27,6 @@ class Replica:
     Attributes:
         model: the user's module; its trainable parameters now live in `params`.
         params: (d,) float32, all trainable parameters in the order of `model.parameters()`.
-        grad: (d,) float32, their gradients.
         optimizer: a `torch.optim` optimizer of this model.
         rng: the only generator a role may draw from.
         tables: named arrays a role wants to survive a restart.
@@ -44,13 +45,16 @@ class Replica:
         _check(trainable, optimizer)
         self._parameters = list(trainable.values())
         self._sizes = [p.numel() for p in self._parameters]
-        self.params = torch.cat([p.detach().reshape(-1) for p in self._parameters])
-        self.grad = torch.zeros_like(self.params)
+        self.params = zeros(sum(self._sizes))
+        self._grad: Tensor | None = None
+        torch.cat([p.detach().reshape(-1) for p in self._parameters], out=self.params)
         self.part = slice(0, self.params.numel())
         for parameter, view in zip(self._parameters, self._views(self.params), strict=True):
             parameter.data = view
-        self._grad_views = self._views(self.grad)
-        self.zero_grad()
+        stops = list(itertools.accumulate(self._sizes))
+        self._places = {
+            id(p): slice(stop - size, stop) for p, size, stop in zip(self._parameters, self._sizes, stops, strict=True)
+        }
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
 
@@ -58,12 +62,10 @@ class Replica:
         pieces = flat.split(self._sizes)
         return [piece.view(p.shape) for piece, p in zip(pieces, self._parameters, strict=True)]
 
-    def placed(self) -> Iterator[tuple[nn.Parameter, slice, Tensor]]:
-        """Each trainable parameter, its place in the flat vector and its view into `grad`."""
-        start = 0
-        for parameter, size, view in zip(self._parameters, self._sizes, self._grad_views, strict=True):
-            yield parameter, slice(start, start + size), view
-            start += size
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trainable parameters, in their order in the flat vector."""
+        return tuple(self._parameters)
 
     def load(self, params: Tensor) -> None:
         """Take over parameters: (d,) in any float dtype, or those of `part` alone."""
@@ -73,22 +75,30 @@ class Replica:
         target.copy_(params)
 
     def zero_grad(self) -> None:
-        """Zero all gradients, and make them views into `grad` again."""
-        self.grad.zero_()
-        for parameter, view in zip(self._parameters, self._grad_views, strict=True):
-            parameter.grad = view
+        """Drop all gradients: a backward pass then makes new ones instead of adding to zeros, which costs more."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
-    def gathered_grad(self) -> Tensor:
-        """`grad` after a backward pass; zeros where a parameter took no part in it."""
-        for parameter, view in zip(self._parameters, self._grad_views, strict=True):
+    @property
+    def grad(self) -> Tensor:
+        """(d,) float32: the parameters' gradients in one vector, which the next call fills anew."""
+        if self._grad is None:
+            self._grad = zeros(self.params.numel())
+        for parameter, view in zip(self._parameters, self._views(self._grad), strict=True):
             gather(parameter, view)
-        return self.grad
+        return self._grad
 
-    def step(self, grad: Tensor, scale: float = 1.0) -> None:
-        """One step of the optimizer along `grad`, (d,) or the part's, with the learning rate times `scale`."""
-        mine = self.grad[self.part]
-        if grad.data_ptr() != mine.data_ptr():
-            mine.copy_(grad)
+    def step(self, grad: Tensor | None = None, scale: float = 1.0) -> None:
+        """One step of the optimizer.
+
+        Args:
+            grad: (d,) float32, or the part's: the direction. None: the gradients that a backward pass left.
+            scale: factor on the learning rate of this step.
+        """
+        if grad is not None:
+            leaves = [leaf for group in self.optimizer.param_groups for leaf in group["params"]]
+            for leaf in leaves:
+                leaf.grad = grad[self._places[id(leaf)]].view(leaf.shape)
         with self._scaled(scale):
             self.optimizer.step()
 
@@ -130,14 +140,15 @@ class Replica:
         if kind not in ELEMENTWISE:
             raise UserError(f"{kind} cannot run on a slice of the parameters; use one server, or {ELEMENTWISE}")
         self.part = part
-        places = {id(parameter): place for parameter, place, _ in self.placed()}
+        whole, self._places = self._places, {}
         for group in self.optimizer.param_groups:
-            overlaps = [_overlap(places[id(parameter)], part) for parameter in group["params"]]
+            overlaps = [_overlap(whole[id(parameter)], part) for parameter in group["params"]]
             group["params"] = [self._leaf(overlap) for overlap in overlaps if overlap.start < overlap.stop]
 
     def _leaf(self, place: slice) -> nn.Parameter:
+        """A stretch of the flat vector, as a parameter of the optimizer."""
         leaf = nn.Parameter(self.params[place])
-        leaf.grad = self.grad[place]
+        self._places[id(leaf)] = slice(place.start - self.part.start, place.stop - self.part.start)
         return leaf
 
     @property
@@ -169,7 +180,7 @@ class Replica:
 
 
 def gather(parameter: nn.Parameter, view: Tensor) -> None:
-    """Make a parameter's gradient the given view again, whatever the user's `zero_grad` left in its place."""
+    """Move a parameter's gradient into its place in the flat vector; zeros if it has none."""
     if parameter.grad is None:
         view.zero_()
     elif parameter.grad.data_ptr() != view.data_ptr():

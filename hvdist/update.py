@@ -121,7 +121,7 @@ class Compensation:
     def _run_chunked(
         self, body: _ChunkBody, params: Tensor, grad: Tensor, backup: Tensor, mean_square: Tensor | None, lr: float
     ) -> None:
-        scratch = torch.empty(2, min(CHUNK, params.numel()))
+        scratch = _scratch()
         squares = [None] * math.ceil(params.numel() / CHUNK) if mean_square is None else mean_square.split(CHUNK)
         # clamp(strength * square) = strength * clamp(square): one pass less
         limit = math.inf if lr == 0 else 1 / (lr * self.strength)
@@ -169,6 +169,12 @@ def _chunk_sgd(w: Tensor, g: Tensor, pull: Tensor, drift: Tensor, lr: float, str
 
 def _chunk_compensate(w: Tensor, g: Tensor, pull: Tensor, drift: Tensor, lr: float, strength: float) -> None:
     g.addcmul_(pull, drift, value=strength)
+
+
+@functools.cache
+def _scratch() -> Tensor:
+    """(2, CHUNK) float32, kept: fresh memory would cost page faults at every update."""
+    return torch.empty(2, CHUNK)
 
 
 @functools.cache

@@ -290,10 +290,11 @@ class ASGD(Algorithm):
     ) -> None:
         # Without look-ahead nothing touches the gradient before its answer has come.
         lend = self.ahead == 0
+        grad = replica.grad if answer.finite else None
         for server, part in parts.items():
             payload: Tensor | tuple[Tensor, ...] | None = None
-            if answer.grad is not None:
-                payload = to_wire(answer.grad[part], getattr(torch, self.wire))
+            if grad is not None:
+                payload = to_wire(grad[part], getattr(torch, self.wire))
                 buffers = replica.float_buffers if server == 0 else torch.empty(0)
                 payload = (payload, buffers) if buffers.numel() else payload
             comm.send(payload, server, Tag.GRADIENT, version=versions[server], samples=answer.samples, lend=lend)

@@ -41,11 +41,11 @@ class Sync(Algorithm):
         going = True
         while going:
             answer = yield Gradient(mean=True)
-            if answer.grad is None:
-                going = yield Update(0, refused=NOT_FINITE, culprits=answer.culprits)
-            else:
-                replica.step(answer.grad)
+            if answer.finite:
+                replica.step()
                 going = yield Update(answer.samples)
+            else:
+                going = yield Update(0, refused=NOT_FINITE, culprits=answer.culprits)
 
     def collect(self, comm: Communicator, replica: Replica) -> None:
         """Average the floating buffers over the learners."""

@@ -16,6 +16,7 @@ from hvdist.comm.averaging import Alone, Averaging, averaged, averaging_over
 from hvdist.comm.guard import watch
 from hvdist.comm.mailbox import Mailbox
 from hvdist.comm.patience import Patience
+from hvdist.comm.probe import library
 from hvdist.errors import UserError
 from hvdist.messages import Message, Payload, raw_bytes
 from hvdist.roles import Roles
@@ -64,7 +65,7 @@ class Comm:
     @property
     def library(self) -> str:
         """The MPI library and its version."""
-        return MPI.Get_library_version().splitlines()[0].split(",")[0].strip("\x00 ")
+        return library()
 
     def send(
         self, payload: Payload, to: int | str, tag: int, *, version: int = 0, samples: int = 0, lend: bool = False
