@@ -25,7 +25,6 @@ __all__ = [
     "init",
     "train",
 ]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

@@ -5,10 +5,13 @@ Nothing but `train` needs MPI, and `--help` never starts it.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import jsonargparse
 
 import hvdist
 from hvdist import bench
@@ -16,10 +19,15 @@ from hvdist.algorithms import ALGORITHMS
 from hvdist.flags import Parser, as_typed, one_sentence, switches_of
 from hvdist.info import info
 from hvdist.report import report
+from hvdist.roles import Algorithm
 from hvdist.schedule import Schedule
 from hvdist.settings import Training
 
 SETTINGS = (Training, Schedule)
+
+
+class _Verbatim(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+    """Leaves a module's docstring, with its tables, as it is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.command == "bench":
             bench.BENCHES[command.name](**command[command.name].as_dict())
         else:
-            {"info": info, "report": report}[chosen.command](**command.as_dict())
+            (info if chosen.command == "info" else report)(**command.as_dict())
 
 
 def _parser() -> Parser:
@@ -43,8 +51,8 @@ def _parser() -> Parser:
     commands = parser.add_subcommands(dest="command", metavar="COMMAND")
     train = Parser(description="Train a model with one of the algorithms; under mpirun or srun, one process a rank.")
     commands.add_subcommand("train", train, help="train a model with one of the algorithms")
-    for function in (report, info):
-        commands.add_subcommand(function.__name__, _parser_of(function), help=_first_line(function))
+    commands.add_subcommand("report", _parser_of(report, positional="runs"), help=_first_line(report))
+    commands.add_subcommand("info", _parser_of(info), help=_first_line(info))
     benches = Parser(description=bench.__doc__)
     commands.add_subcommand("bench", benches, help="measure hvdist beside its rivals and the physical floor")
     algorithms = train.add_subcommands(dest="algorithm", metavar="ALGORITHM")
@@ -56,28 +64,34 @@ def _parser() -> Parser:
     return parser
 
 
-def _train_parser(kind: type) -> Parser:
-    parser = Parser(description=sys.modules[kind.__module__].__doc__)
+def _train_parser(kind: type[Algorithm]) -> Parser:
+    example = f"example:\n  mpirun -n 4 hvdist train {kind.name} --data shards/fashion-mnist --out runs/{kind.name}\n"
+    parser = Parser(description=f"{sys.modules[kind.__module__].__doc__}\n{example}", formatter_class=_Verbatim)
     parser.add_argument("--config", action="config", help="a run's config.yaml, to do it again; flags after it win")
     for settings in (kind, *SETTINGS):
         parser.add_class_arguments(settings)
     return parser
 
 
-def _parser_of(function: Callable[..., None]) -> Parser:
+def _parser_of(function: Callable[..., None], positional: str = "") -> Parser:
+    """A function's parameters as flags, but for one that is a list of words without a flag."""
     parser = Parser(description=(function.__doc__ or "").split("\n\n")[0])
-    parser.add_function_arguments(function, as_group=False)
+    if positional:
+        parser.add_argument(positional, nargs="+", type=str, help="one or more")
+    parser.add_function_arguments(function, as_group=False, skip={positional} if positional else None)
     return parser
 
 
 def _train(algorithm: str, given: Any) -> None:
     with one_sentence():
-        kinds = (ALGORITHMS[algorithm], *SETTINGS)
+        kinds: tuple[Any, ...] = (ALGORITHMS[algorithm], *SETTINGS)
         chosen, settings, schedule = (
             kind(**{field.name: given[field.name] for field in dataclasses.fields(kind)}) for kind in kinds
         )
     # from here on a mistake must end the whole job: that is hvdist.comm's guard
-    hvdist.train(chosen, settings, schedule)
+    from hvdist.trainer import train
+
+    train(chosen, settings, schedule)
 
 
 def _first_line(documented: Callable[..., Any]) -> str:

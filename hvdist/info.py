@@ -21,12 +21,13 @@ def info(algorithm: str = "dcasgd") -> None:
     if algorithm not in ALGORITHMS:
         raise UserError(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
     problems: list[str] = []
+    hosts: list[str] = []
     rows = [*versions().items()]
     try:
         from hvdist.comm import probe
     except UserError as error:
         problems.append(str(error))
-        rank, hosts = 0, []
+        rank = 0
     else:
         rank, hosts = probe.rank_and_hosts()
         rows += [("MPI", f"{probe.library()}, thread level {probe.thread_level()}")]

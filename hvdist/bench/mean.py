@@ -19,7 +19,7 @@ from hvdist.driver import Driver
 from hvdist.models import mlp
 from hvdist.prepare import Table, write_folders
 from hvdist.progress import Progress
-from hvdist.questions import Gradient
+from hvdist.questions import Answer, Gradient
 from hvdist.replica import Replica
 from hvdist.shards import Shards, Stream
 from hvdist.task import Task
@@ -41,9 +41,9 @@ def mean(elements: int = 1_000_000, batch: int = 64, hidden: list[int] = [256, 1
     """
     if not on_ranks(2):
         return
-    import hvdist
+    from hvdist.comm import init
 
-    comm = hvdist.init(Sync())
+    comm = init(Sync())
     vector = zeros(elements).normal_()
     from mpi4py import MPI
 
@@ -93,7 +93,8 @@ def _sync(comm: Comm, shards: Shards, batch: int, hidden: list[int]) -> Iterator
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.01))
     driver, task = Driver(comm, replica), Task(model)
     driver.start(Stream(shards, batch), Progress(len(shards), epochs=1e9))
-    role, reply = Sync().learner(comm, replica), None
+    role = Sync().learner(comm, replica)
+    reply: Answer | bool | None = None
     while True:
         question = role.send(reply)
         if isinstance(question, Gradient):

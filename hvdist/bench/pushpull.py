@@ -30,9 +30,9 @@ def pushpull(parameters: int = 10_000_000, rounds: int = 15) -> None:
     """
     if not on_ranks(2):
         return
-    import hvdist
+    from hvdist.comm import init
 
-    comm = hvdist.init(ASGD())
+    comm = init(ASGD())
     vector = zeros(parameters).normal_()
     _join_torch(comm)
     pickled = _pickled(comm.rank, vector)
@@ -99,10 +99,10 @@ def _pickled(rank: int, vector: Tensor) -> Timed:
 def _join_torch(comm: Comm) -> None:
     """Start gloo and rpc between the two ranks, on ports the leader found free."""
     ports = comm.broadcast(torch.tensor(_free_ports(2))).tolist()
-    place = {"rank": comm.rank, "world_size": 2}
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ports[0]}", **place)
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{ports[1]}")
-    rpc.init_rpc(f"rank{comm.rank}", rpc_backend_options=options, **place)
+    where = [f"tcp://127.0.0.1:{port}" for port in ports]
+    distributed.init_process_group("gloo", init_method=where[0], rank=comm.rank, world_size=2)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=where[1])
+    rpc.init_rpc(f"rank{comm.rank}", rank=comm.rank, world_size=2, rpc_backend_options=options)
 
 
 def _gloo(rank: int, vector: Tensor) -> None:

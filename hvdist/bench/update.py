@@ -7,6 +7,7 @@ import functools
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -53,7 +54,7 @@ def update(parameters: int = 10_000_000, rounds: int = 15) -> None:
         timed: dict[str, Timed] = {"floor": functools.partial(_call, loops[form], vectors)}
         timed["naive"] = functools.partial(_naive, params, grad, backup, mean_square)
         for kernel in ("compiled", "chunked") if has_compiler() else ("chunked",):
-            rule = Compensation(2.0, mean_square is not None, _DECAY, _EPSILON, kernel)  # type: ignore[arg-type]
+            rule = Compensation(2.0, mean_square is not None, _DECAY, _EPSILON, kernel)
             timed[kernel] = functools.partial(rule.sgd_, params, grad, backup, mean_square, 1e-6)
             timed[kernel]()  # compiles
         named = {f"{form}, {name}": seconds for name, seconds in medians(timed, rounds).items()}
@@ -70,7 +71,7 @@ def _naive(params: Tensor, grad: Tensor, backup: Tensor, mean_square: Tensor | N
     params.copy_(params - 1e-6 * (grad + strength * grad * grad * (params - backup)))
 
 
-def _c_loops() -> dict[str, ctypes._CFuncPtr]:
+def _c_loops() -> dict[str, Callable[..., object]]:
     compiler = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
     if compiler is None:
         raise UserError("the floor is a C loop: this bench needs a C compiler; install gcc")
@@ -83,6 +84,6 @@ def _c_loops() -> dict[str, ctypes._CFuncPtr]:
     return {"constant": loaded.constant, "adaptive": loaded.adaptive}
 
 
-def _call(loop: ctypes._CFuncPtr, vectors: list[Tensor]) -> None:
+def _call(loop: Callable[..., object], vectors: list[Tensor]) -> None:
     pointers = [ctypes.c_void_p(vector.data_ptr()) for vector in vectors]
     loop(*pointers, ctypes.c_float(1e-6), ctypes.c_float(2.0), ctypes.c_size_t(vectors[0].numel()))

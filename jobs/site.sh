@@ -1,0 +1,18 @@
+# shellcheck shell=bash
+# This site in one place: source it in every job, and in the shell you work from.
+
+# 1. Modules of your cluster, loaded before jobs/setup.sh runs and in every job; nothing on a laptop.
+# module load gcc openmpi
+
+# 2. The environment that jobs/setup.sh made.
+# shellcheck disable=SC1091
+source "$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv/bin/activate"
+
+# 3. Open MPI. Outside a batch job: more ranks than cores are fine, root too (in a container, say).
+if [ -z "${SLURM_JOB_ID:-}" ]; then
+    export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+    export OMPI_MCA_mpi_yield_when_idle=1
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+# Open MPI 5 started by srun --mpi=pmix: without it the ranks do not find each other.
+export PMIX_MCA_psec=native
