@@ -57,7 +57,7 @@ def open_rows(folder: Path, file: ShardFile, arrays: dict[str, Array]) -> dict[s
 def _rows(path: Path, handle: h5py.File, name: str, count: int, array: Array) -> Rows:
     link = handle.get(name, getlink=True)
     if link is None or not isinstance(link, h5py.HardLink):
-        kind = "is missing" if link is None else f"is an {type(link).__name__}, which may lead anywhere"
+        kind = "is missing" if link is None else f"is a link ({type(link).__name__}) that may lead anywhere"
         raise UserError(f"{path}: array {name!r} {kind}; a shard holds its own rows: prepare the folder again")
     dataset = handle[name]
     if not isinstance(dataset, h5py.Dataset) or dataset.is_virtual or dataset.external:

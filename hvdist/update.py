@@ -23,6 +23,7 @@ from torch import Tensor
 
 CHUNK = 256 * 1024
 """Elements the fallback works on at a time: its operands then stay in the second-level cache."""
+_TINY = 1e-38  # below it, 1 / x is no float32
 WORTH_COMPILING = 1_000_000
 """Parameters from which on a one-time compilation of seconds pays."""
 
@@ -124,7 +125,8 @@ class Compensation:
         scratch = _scratch()
         squares = [None] * math.ceil(params.numel() / CHUNK) if mean_square is None else mean_square.split(CHUNK)
         # clamp(strength * square) = strength * clamp(square): one pass less
-        limit = math.inf if lr == 0 else 1 / (lr * self.strength)
+        scale = lr * self.strength
+        limit = 1 / scale if scale > _TINY else math.inf
         for w, g, bak, square in zip(params.split(CHUNK), grad.split(CHUNK), backup.split(CHUNK), squares, strict=True):
             pull, drift = scratch[:, : w.numel()]
             torch.mul(g, g, out=pull)
