@@ -6,24 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from tables import small_table
 
-from hvdist.prepare import Table, write_folders
+from hvdist.prepare import write_folders
 
 ROOT = Path(__file__).parent.parent
 
 collect_ignore = ["mpi"]
-
-
-def small_table(rows: int, seed: int = 0) -> Table:
-    """Rows of 2 x 3 floats in 3 classes that a linear model can tell apart."""
-    generator = np.random.default_rng(seed)
-    y = generator.integers(0, 3, rows)
-    centres = np.random.default_rng(99).normal(size=(3, 2, 3))
-    x = (centres[y] + 0.3 * generator.normal(size=(rows, 2, 3))).astype(np.float32)
-    return Table(x, y)
 
 
 @pytest.fixture(scope="session")
