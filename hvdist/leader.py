@@ -53,7 +53,7 @@ class Leader:
             f"{self._name} on {comm.size} ranks ({comm.roles}), {replica.params.numel():,} parameters, "
             f"{len(self._train):,} training rows"
         )
-        if not self._resumed or self._driver.progress.done:
+        if not self._resumed:
             self.evaluate()
 
     def evaluate(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hvdist.driver import Driver
 from hvdist.errors import UserError
 from hvdist.progress import Progress
-from hvdist.questions import Gradient, Update
+from hvdist.questions import Gradient
 from hvdist.replica import Replica
 from hvdist.roles import Algorithm, Role
 from hvdist.schedule import Schedule
@@ -138,13 +138,7 @@ class DistributedOptimizer:
             while not isinstance(question := self._role.send(reply), Gradient):
                 if reply is None:
                     log.info("%s does not train: steps() plays its role to the end", self._comm.label)
-                reply = self._count(question)
+                reply = self._driver.count(question)
             self._asked = question
         except StopIteration:
             self._asked = None
-
-    def _count(self, update: Update) -> bool:
-        going = self._driver.count(update)
-        if not going:
-            self._algorithm.collect(self._comm, self.replica)
-        return going

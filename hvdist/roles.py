@@ -78,8 +78,8 @@ class Algorithm:
     """What every algorithm is: seats, and one generator method for each role, named like it.
 
     Subclasses are frozen dataclasses whose fields are the settings. `prepare` runs before the training clock starts;
-    `collect` brings the whole model to the leader before it is evaluated or saved, and is called at the same updates
-    by every rank that counts updates.
+    `collect` brings the whole model to the leader before it is evaluated, at the same updates on every rank that counts
+    updates; when its role has ended, the leader's replica is whole.
     """
 
     name: ClassVar[str]

@@ -92,6 +92,8 @@ class _Run:
         if not self.progress.done:
             drive(self.algorithm.play(self.comm, self.replica), self.answer)
         self.clock.stop()
+        if self.leader:
+            self.leader.evaluate()
 
     def answer(self, question: Question) -> Answer | bool:
         """Answer this rank's role."""
@@ -110,7 +112,7 @@ class _Run:
         going = self.driver.count(update)
         if self.leader:
             self.leader.watch(update)
-        if self._looks < (now := self._due(self.settings.eval_every)) or not going:
+        if going and self._looks < (now := self._due(self.settings.eval_every)):
             self._looks = now
             with self.clock.pause():
                 self.algorithm.collect(self.comm, self.replica)

@@ -27,8 +27,9 @@ class HandComm:
         self.sent.append((place, tag, version, tuple(tensor.clone() for tensor in tensors_of(payload))))
 
     def recv(self, source=None, tag=None) -> Message:
+        ranks = self.roles.ranks(source) if isinstance(source, str) else (source,)
         for message in self.inbox:
-            if source in (None, message.source) and tag in (None, message.tag):
+            if (source is None or message.source in ranks) and tag in (None, message.tag):
                 self.inbox.remove(message)
                 return message
         raise AssertionError(f"the role waits for tag {tag} from {source}, and nothing comes")

@@ -144,7 +144,9 @@ def test_fast_workers_are_held_back_on_demand() -> None:
 
 
 def test_a_bound_that_waiting_cannot_keep_is_refused() -> None:
-    with pytest.raises(UserError, match="max_staleness 1 cannot be kept .* 4 gradients .* at least 3, or when_stale=drop"):
+    with pytest.raises(
+        UserError, match="max_staleness 1 cannot be kept .* 4 gradients .* at least 3, or when"
+    ):
         serve(ASGD(max_staleness=1, ahead=1), replica_of(1.0), [])
 
 
@@ -303,13 +305,24 @@ def test_servers_evaluate_with_the_mean_of_the_workers_buffers() -> None:
 def test_a_server_hands_out_its_slice_and_the_first_puts_them_together() -> None:
     algorithm = ASGD(servers=2)
     second = replica_of(1.0, 2.0, 3.0)
-    comm = HandComm(algorithm, 3, 1, [Message(0, Tag.SLICE), *done(2)])
+    comm = HandComm(algorithm, 3, 1, [Message(0, Tag.ASK), *done(2)])
     algorithm.prepare(comm, second)
     with pytest.raises(StopIteration):
         next(algorithm.server(comm, second))
-    ((to, tag, _, tensors),) = comm.sent
-    assert (to, tag, tensors[0].tolist()) == (0, Tag.SLICE, [2.0, 3.0])
+    assert [(to, tag, tensors[0].tolist()) for to, tag, _, tensors in comm.sent] == [
+        (0, Tag.SLICE, [2.0, 3.0]),  # when asked
+        (0, Tag.SLICE, [2.0, 3.0]),  # when it ends
+    ]
     first = replica_of(0.0, 0.0, 0.0)
-    comm = HandComm(algorithm, 3, 0, [Message(1, Tag.SLICE, tensors)])
-    algorithm.collect(comm, first)
+    asking = HandComm(algorithm, 3, 0, [Message(1, Tag.SLICE, comm.sent[0][3])])
+    algorithm.collect(asking, first)
+    assert [(to, tag) for to, tag, *_ in asking.sent] == [(1, Tag.ASK)]
     assert first.params.tolist() == [0.0, 2.0, 3.0]
+
+
+def test_the_first_server_ends_with_the_whole_model() -> None:
+    algorithm = ASGD(servers=2)
+    replica = replica_of(1.0, 2.0, 3.0)
+    inbox = [Message(1, Tag.SLICE, (torch.tensor([8.0, 9.0]),)), push(2, [1.0], 0), *done(2)]
+    serve(algorithm, replica, inbox)
+    assert replica.params.tolist() == [pytest.approx(0.9), 8.0, 9.0]

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from hvdist.messages import HEADER_LENGTH, Message, pack_header, raw_bytes, tensors_of, unpack_header
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 TENSORS = st.lists(
     st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=8)).map(
         lambda kind: torch.zeros(kind[1], dtype=kind[0])

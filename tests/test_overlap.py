@@ -1,4 +1,4 @@
-"""The mean over peers, here of one rank and of pretended ones: what is averaged, how it is weighted, what is refused."""
+"""The mean over peers, here with one that is pretended: what is averaged, how it is weighted, what is refused."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def test_asgd_needs_a_worker_beside_its_servers() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"servers": 0}, {"ahead": -1}, {"drift_every": 0}, {"strength": -1.0}, {"decay": 1.0}, {"epsilon": 0.0}]
+    "settings",
+    [{"servers": 0}, {"ahead": -1}, {"drift_every": 0}, {"strength": -1.0}, {"decay": 1.0}, {"epsilon": 0.0}],
 )
 def test_senseless_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(settings))):

@@ -63,7 +63,9 @@ def test_global_shuffle_crosses_files_and_local_does_not() -> None:
     assert local[0].tolist() != [0, 1, 2, 3]
     crossing = cut(1200, 3, "global", seed=0)
     assert all(len(set(piece // 400)) == 3 for piece in crossing)
-    assert [piece.tolist() for piece in cut(12, 3, "global", 5)] == [piece.tolist() for piece in cut(12, 3, "global", 5)]
+    assert [piece.tolist() for piece in cut(12, 3, "global", 5)] == [
+        piece.tolist() for piece in cut(12, 3, "global", 5)
+    ]
 
 
 def test_the_manifest_tells_what_is_inside(folder: Path) -> None:
@@ -304,5 +306,7 @@ def test_readers_survive_fork(folder: Path) -> None:
 
 
 def test_reading_needs_no_mpi(folder: Path) -> None:
-    code = f"import sys; from hvdist import Shards; Shards({str(folder)!r}).rows([0]); assert 'mpi4py' not in sys.modules"
+    code = (
+        f"import sys; from hvdist import Shards; Shards({str(folder)!r}).rows([0]); assert 'mpi4py' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -27,7 +27,9 @@ def test_the_gradient_is_of_the_weighted_mean_loss() -> None:
     Task(net).backward(rows, weights)
     got = net.weight.grad.clone()
     net.zero_grad()
-    total = sum(w * nn.functional.cross_entropy(net(rows.x[i : i + 1]), rows.y[i : i + 1]) for i, w in enumerate(weights))
+    total = sum(
+        w * nn.functional.cross_entropy(net(rows.x[i : i + 1]), rows.y[i : i + 1]) for i, w in enumerate(weights)
+    )
     (total / 4).backward()
     torch.testing.assert_close(got, net.weight.grad)
 
@@ -63,7 +65,7 @@ def test_evaluation_on_some_rows(data: Path) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
     task, shards = Task(net), Shards(data / "test")
     whole = task.evaluate(shards)
-    halves = [task.evaluate(shards, range(0, 15)), task.evaluate(shards, range(15, 30))]
+    halves = [task.evaluate(shards, range(15)), task.evaluate(shards, range(15, 30))]
     assert whole.loss == pytest.approx(sum(half.loss for half in halves) / 2)
     assert whole.error == pytest.approx(sum(half.error for half in halves) / 2)
 

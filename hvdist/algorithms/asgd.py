@@ -19,11 +19,12 @@ Messages, for each step of a worker, to and from every server:
 |          |                  | model that has some; nothing at all if the gradient was not finite |
 | PARAMS   | server -> worker | (slice,) in the wire's dtype; nothing: the run is over |
 | DONE     | worker -> server | nothing: the worker's last message |
-| SLICE    | first server -> server -> first server | nothing; (slice,) float32, before the model is evaluated |
+| ASK      | first server -> server | nothing: your slice, please, the model is to be evaluated |
+| SLICE    | server -> first server | (slice,) float32, when asked and when the server ends |
 
 One worker without look-ahead never has a stale gradient: that is plain SGD, to the bit. The run ends when a server's
 driver says so: the server answers every further push with nothing, and leaves when all workers are done. With several
-servers the pushes under way at that moment may reach some slices and not others.
+servers and workers the pushes under way at that moment may reach some slices and not others.
 
 Order of a server's step: gradient, compensation, then what the optimizer adds (weight decay, momentum), so that g g is
 of the loss's gradient alone. One running mean square serves all workers.
@@ -64,7 +65,8 @@ class Tag(IntEnum):
     GRADIENT = 1
     PARAMS = 2
     DONE = 3
-    SLICE = 4
+    ASK = 4
+    SLICE = 5
 
 
 def slices(size: int, servers: int) -> list[slice]:
@@ -197,11 +199,13 @@ class ASGD(Algorithm):
         log.info("server %d keeps backups for %d gradients: %.1f MB", comm.rank, out, out * mine.nbytes / 1e6)
 
     def collect(self, comm: Communicator, replica: Replica) -> None:
-        """The first server fetches the others' slices, and averages the workers' buffers."""
-        if comm.role != "server" or not comm.leads:
-            return
-        for server in comm.peers[1:]:
-            comm.send(None, server, Tag.SLICE)
+        """The first server asks the others for their slices, and averages the workers' buffers."""
+        if comm.leads:
+            for server in comm.peers[1:]:
+                comm.send(None, server, Tag.ASK)
+            self._assemble(comm, replica)
+
+    def _assemble(self, comm: Communicator, replica: Replica) -> None:
         for server, part in zip(comm.peers[1:], slices(replica.params.numel(), self.servers)[1:], strict=True):
             replica.params[part].copy_(comm.recv(server, Tag.SLICE).tensors[0])
         buffers = [table for name, table in replica.tables.items() if name.startswith("buffers/")]
@@ -216,10 +220,10 @@ class ASGD(Algorithm):
         version, going = 0, True
         waiting: list[Message] = []
         while working:
-            message = comm.recv()
+            message = comm.recv("worker" if comm.leads else None)
             if message.tag == Tag.DONE:
                 working.remove(message.source)
-            elif message.tag == Tag.SLICE:
+            elif message.tag == Tag.ASK:
                 comm.send(params, message.source, Tag.SLICE)
             else:
                 waiting.append(message)
@@ -231,6 +235,10 @@ class ASGD(Algorithm):
                     going = yield update
                 answer = backups.take(push.source, version, params) if going else None
                 comm.send(answer, push.source, Tag.PARAMS, version=version, lend=True)
+        if comm.leads:
+            self._assemble(comm, replica)
+        else:
+            comm.send(params, comm.peers[0], Tag.SLICE)
 
     def _next(self, waiting: list[Message], backups: Backups, version: int) -> Message | None:
         """The first push that may be applied now."""

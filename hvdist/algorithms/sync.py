@@ -46,6 +46,7 @@ class Sync(Algorithm):
                 going = yield Update(answer.samples)
             else:
                 going = yield Update(0, refused=NOT_FINITE, culprits=answer.culprits)
+        self.collect(comm, replica)
 
     def collect(self, comm: Communicator, replica: Replica) -> None:
         """Average the floating buffers over the learners."""

@@ -35,7 +35,8 @@ class Comm:
         self.rank, self.size = world.rank, world.size
         self.roles = roles
         self.host = socket.gethostname()
-        self._world = world
+        # Leaving has a communicator of its own: a barrier there meets no other rank's barrier of another kind.
+        self._world, self._exit = world, world.Dup()
         self._patience = patience
         self._mailbox = Mailbox(world, patience)
         self._peers = _peers_of(world, roles)
@@ -134,10 +135,9 @@ class Comm:
             raise UserError(f"{what} differs from the leader's (rank 0): here it is\n{text}")
         self.barrier()
 
-    def barrier(self, deadline_seconds: float = float("inf")) -> None:
+    def barrier(self) -> None:
         """Wait for every rank of the world."""
-        request = self._world.Ibarrier()
-        self._patience.until(request.Test, deadline_seconds)
+        self._patience.until(self._world.Ibarrier().Test)
 
     def now(self) -> float:
         """Seconds on a clock of this rank's own."""
@@ -164,13 +164,14 @@ class Comm:
             TimeoutError: the others did not leave in time.
         """
         self._mailbox.flush(deadline_seconds)
-        self.barrier(deadline_seconds)
+        # Before the barrier: peers that still average, because this rank left a loop early, fail then and do not wait.
         self._averaging.shutdown()
+        self._patience.until(self._exit.Ibarrier().Test, deadline_seconds)
         watch().leave = None
         unread = self._mailbox.unread()
         self._mailbox.free()
-        self._peers.Free()
-        self._world.Free()
+        for communicator in (self._peers, self._world, self._exit):
+            communicator.Free()
         if unread:
             kinds = ", ".join(f"tag {message.tag} from rank {message.source}" for message in unread)
             raise RuntimeError(f"{self.label} {len(unread)} messages nobody took: {kinds}")

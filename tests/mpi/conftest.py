@@ -21,9 +21,9 @@ from mpi4py import MPI
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # tables.py is the single-process tests' too
 
-from tables import small_table  # noqa: E402
+from tables import small_table
 
-from hvdist.prepare import write_folders  # noqa: E402
+from hvdist.prepare import write_folders
 
 WORLD = MPI.COMM_WORLD.Dup()
 TEST_SECONDS = 120

@@ -29,7 +29,12 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dcasgd everything": DCASGD(servers=2, ahead=1, wire="float16", max_staleness=20),
 }
 # What, on one trainer, must be plain SGD to the bit.
-NEUTRAL: dict[str, Algorithm] = {"sync": Sync(), "asgd": ASGD(), "asgd two servers": ASGD(servers=2), "dcasgd": DCASGD()}
+NEUTRAL: dict[str, Algorithm] = {
+    "sync": Sync(),
+    "asgd": ASGD(),
+    "asgd two servers": ASGD(servers=2),
+    "dcasgd": DCASGD(),
+}
 
 
 def cases(algorithms: dict[str, Algorithm], trainers: int | None = None):
