@@ -46,7 +46,7 @@ def arrays(
     given = {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
     if bool(npz) == bool(x and y) or bool(x_test) != bool(y_test):
         raise UserError("give --npz FILE, or --x and --y, with --x_test and --y_test together or not at all")
-    loaded = _load(npz) if npz else {name: _load(path) for name, path in given.items() if path}
+    loaded = _load(npz) if npz else {name: _load(path)["array"] for name, path in given.items() if path}
     if "x" not in loaded or "y" not in loaded:
         raise UserError(f"{npz} has the arrays {', '.join(loaded)}; x and y are needed")
     tables = {"train": Table(loaded["x"], loaded["y"])}
@@ -60,12 +60,14 @@ def arrays(
     )  # fmt: skip
 
 
-def _load(path: str):
+def _load(path: str) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file by name, or that of a .npy file as "array"."""
     if not Path(path).is_file():
         raise UserError(f"{path} does not exist")
     try:  # pickles are refused: they run whatever they hold
-        return np.load(path, mmap_mode=None if path.endswith(".npz") else "r", allow_pickle=False)
-    except (ValueError, OSError) as error:
+        loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        return {"array": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+    except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path} is not a .npy or .npz file of plain numbers: {error}") from error
 
 

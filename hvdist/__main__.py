@@ -5,13 +5,10 @@ Nothing but `train` needs MPI, and `--help` never starts it.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import jsonargparse
 
 import hvdist
 from hvdist import bench
@@ -24,10 +21,6 @@ from hvdist.schedule import Schedule
 from hvdist.settings import Training
 
 SETTINGS = (Training, Schedule)
-
-
-class _Verbatim(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
-    """Leaves a module's docstring, with its tables, as it is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,7 +59,7 @@ def _parser() -> Parser:
 
 def _train_parser(kind: type[Algorithm]) -> Parser:
     example = f"example:\n  mpirun -n 4 hvdist train {kind.name} --data shards/fashion-mnist --out runs/{kind.name}\n"
-    parser = Parser(description=f"{sys.modules[kind.__module__].__doc__}\n{example}", formatter_class=_Verbatim)
+    parser = Parser(description=f"{sys.modules[kind.__module__].__doc__}\n{example}")
     parser.add_argument("--config", action="config", help="a run's config.yaml, to do it again; flags after it win")
     for settings in (kind, *SETTINGS):
         parser.add_class_arguments(settings)

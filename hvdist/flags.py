@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import inspect
 import re
@@ -19,8 +20,15 @@ from hvdist.launch import claimed_rank
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
+class _Verbatim(argparse.RawDescriptionHelpFormatter, jsonargparse.DefaultHelpFormatter):
+    """Leaves descriptions, with their tables, as they are."""
+
+
 class Parser(jsonargparse.ArgumentParser):
     """Complains once, not once a rank."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Verbatim, **options})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print usage and message, exit with 2."""

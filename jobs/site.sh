@@ -16,3 +16,6 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
 fi
 # Open MPI 5 started by srun --mpi=pmix: without it the ranks do not find each other.
 export PMIX_MCA_psec=native
+
+# 4. How this Slurm starts MPI ranks; `srun --mpi=list` shows what it has.
+export SLURM_MPI=${SLURM_MPI:-pmix}

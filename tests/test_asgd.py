@@ -144,9 +144,7 @@ def test_fast_workers_are_held_back_on_demand() -> None:
 
 
 def test_a_bound_that_waiting_cannot_keep_is_refused() -> None:
-    with pytest.raises(
-        UserError, match="max_staleness 1 cannot be kept .* 4 gradients .* at least 3, or when"
-    ):
+    with pytest.raises(UserError, match="max_staleness 1 cannot be kept .* 4 gradients .* at least 3, or when"):
         serve(ASGD(max_staleness=1, ahead=1), replica_of(1.0), [])
 
 

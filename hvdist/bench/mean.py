@@ -1,6 +1,6 @@
 """`hvdist bench mean`."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: the command line would import every name above to resolve it, MPI too.
 
 import itertools
 import tempfile
@@ -59,7 +59,7 @@ def mean(elements: int = 1_000_000, batch: int = 64, hidden: list[int] = [256, 1
     comm.close()
 
 
-def _steps(comm: Comm, batch: int, hidden: list[int], rounds: int) -> None:
+def _steps(comm: "Comm", batch: int, hidden: list[int], rounds: int) -> None:
     """Steps of sync, from shards on disk, beside a plain Horovod script with its rows in memory."""
     with tempfile.TemporaryDirectory() as folder:
         shards = _shards(comm, Path(folder))
@@ -74,7 +74,7 @@ def _steps(comm: Comm, batch: int, hidden: list[int], rounds: int) -> None:
         print(f"\nsync takes {result[plain] / result[sync]:.3f} x the steps per second of the plain script; bar 0.97")
 
 
-def _shards(comm: Comm, folder: Path) -> Shards:
+def _shards(comm: "Comm", folder: Path) -> Shards:
     """Random rows, in a folder of the leader's."""
     where = Path(comm.broadcast_bytes(str(folder).encode()).decode()) / "rows"
     if comm.leads:
@@ -86,7 +86,7 @@ def _shards(comm: Comm, folder: Path) -> Shards:
     return Shards(where / "train", comm)
 
 
-def _sync(comm: Comm, shards: Shards, batch: int, hidden: list[int]) -> Iterator[None]:
+def _sync(comm: "Comm", shards: Shards, batch: int, hidden: list[int]) -> Iterator[None]:
     """A step of sync at every turn, as the trainer takes them."""
     torch.manual_seed(0)
     model = mlp(_SHAPE, _CLASSES, hidden)

@@ -1,6 +1,6 @@
 """`hvdist bench pushpull`."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: the command line would import every name above to resolve it, MPI too.
 
 import socket
 import threading
@@ -56,7 +56,7 @@ def pushpull(parameters: int = 10_000_000, rounds: int = 15) -> None:
     comm.close()
 
 
-def _messages(comm: Comm, vector: Tensor, lend: bool) -> None:
+def _messages(comm: "Comm", vector: Tensor, lend: bool) -> None:
     """As a worker and a server of asgd do it."""
     if comm.role == "worker":
         comm.send(vector, "server", Tag.GRADIENT, lend=lend)
@@ -96,7 +96,7 @@ def _pickled(rank: int, vector: Tensor) -> Timed:
     return exchange
 
 
-def _join_torch(comm: Comm) -> None:
+def _join_torch(comm: "Comm") -> None:
     """Start gloo and rpc between the two ranks, on ports the leader found free."""
     ports = comm.broadcast(torch.tensor(_free_ports(2))).tolist()
     where = [f"tcp://127.0.0.1:{port}" for port in ports]
