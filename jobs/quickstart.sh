@@ -24,10 +24,10 @@ if [ "$data" = fashion-mnist ] && [ ! -d shards/fashion-mnist ]; then
 fi
 [ -d shards/$data ] || python data_prep/$data.py --out shards/$data
 
-epochs=2
-[ $data = fashion-mnist ] || epochs=20
+length=(--epochs 2)
+[ $data = fashion-mnist ] || length=(--epochs 20 --eval_every 5)
 for algorithm in sync dcasgd; do
-    run=(mpirun -n 4 hvdist train "$algorithm" --data "shards/$data" --epochs "$epochs" --batch 32
+    run=(mpirun -n 4 hvdist train "$algorithm" --data "shards/$data" "${length[@]}" --batch 32
         --out "runs/quickstart/$algorithm" --overwrite)
     printf '\n$ %s\n' "${run[*]}"
     "${run[@]}"
