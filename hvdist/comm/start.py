@@ -33,6 +33,7 @@ def init(algorithm: Algorithm, seed: int = 0) -> Comm:
             algorithms, or MPI's thread level is too low for Horovod.
     """
     guard = watch()
+    _speak(leads=MPI.COMM_WORLD.rank == 0)
     launch.refuse_singletons(MPI.COMM_WORLD.size)
     roles = Roles.fill(algorithm.seats, MPI.COMM_WORLD.size)
     guard.role = roles.names[MPI.COMM_WORLD.rank]
@@ -44,7 +45,6 @@ def init(algorithm: Algorithm, seed: int = 0) -> Comm:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores // ranks_here))
     seed_everything(seed)
-    _speak(comm.leads)
     return comm
 
 
