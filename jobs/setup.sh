@@ -159,9 +159,13 @@ else
         # shellcheck disable=SC2016
         printf '#!/bin/sh\nexec %s "$@" -std=c++17 -Wl,-rpath,%s\n' "$cxx" \
             "'\$ORIGIN/../../../..:\$ORIGIN/../../torch/lib'" >"$venv/cxx/c++17"
-        chmod +x "$venv/cxx/c++17"
+        # It hands make's words to whatever builds, and there may be no make.
+        # shellcheck disable=SC2016
+        printf '#!/bin/sh\nfor word; do shift; [ "$word" = VERBOSE=1 ] || set -- "$@" "$word"; done\nexec %s "$@"\n' \
+            "$venv/bin/ninja" >"$venv/cxx/ninja"
+        chmod +x "$venv/cxx/c++17" "$venv/cxx/ninja"
         pip install packaging cloudpickle psutil pyyaml cffi 'cmake>=3.13' ninja
-        PATH="$venv/bin:$PATH" CXX=$venv/cxx/c++17 CMAKE_GENERATOR=Ninja HOROVOD_WITH_MPI=1 HOROVOD_WITH_PYTORCH=1 \
+        PATH="$venv/cxx:$venv/bin:$PATH" CXX=$venv/cxx/c++17 CMAKE_GENERATOR=Ninja HOROVOD_WITH_MPI=1 HOROVOD_WITH_PYTORCH=1 \
             HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_CPU_OPERATIONS=MPI \
             pip wheel --no-deps --no-build-isolation --no-cache-dir --wheel-dir "$venv/built" "$horovod"
         mv "$venv"/built/horovod-*.whl "$wheels/"
