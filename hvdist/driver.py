@@ -37,7 +37,7 @@ class Driver:
     def start(self, stream: Stream, progress: Progress) -> None:
         """From now on take rows from `stream`, and count towards the end that `progress` knows."""
         self.stream, self.progress = stream, progress
-        self.replica.set_lr(progress.lr_factor)
+        self._follow_schedule()
 
     def begin(self, question: Gradient) -> Batch:
         """The rows asked for, with no gradient yet. They may be none: then there is nothing to run."""
@@ -63,5 +63,10 @@ class Driver:
     def count(self, update: Update) -> bool:
         """Take note of an update; whether to go on."""
         self.progress.count(update)
-        self.replica.set_lr(self.progress.lr_factor)
+        self._follow_schedule()
         return not self.progress.done
+
+    def _follow_schedule(self) -> None:
+        """Without a schedule of ours the rate is the user's, whose own scheduler may change it."""
+        if (factor := self.progress.lr_factor) is not None:
+            self.replica.set_lr(factor)

@@ -12,12 +12,11 @@ from hvdist.driver import Driver
 from hvdist.errors import UserError
 from hvdist.questions import EVERYONE, Update
 from hvdist.record import Clock, Record, write_json
+from hvdist.run_folder import RECORD, SUMMARY, TENSORBOARD
 from hvdist.settings import Training
 from hvdist.shards import Shards
 from hvdist.task import Task
 from hvdist.versions import versions
-
-RECORD, SUMMARY = "record.jsonl", "summary.json"
 
 
 class Leader:
@@ -81,7 +80,7 @@ class Leader:
     def finish(self, bytes_sent: int, library: str) -> dict[str, Any]:
         """After the last step: the summary, also written to the run folder."""
         progress, comm = self._driver.progress, self._driver.comm
-        summed, count, largest = progress.measures.get("staleness", (0.0, 0, 0.0))
+        measures = {"staleness": (0.0, 1, 0.0), **progress.measures}
         summary = {
             "algorithm": self._name,
             "ranks": comm.size,
@@ -92,10 +91,10 @@ class Leader:
             "samples": progress.samples,
             "samples_per_second": progress.samples / max(self._clock.seconds, 1e-9),
             **self._scores,
-            "staleness_mean": summed / count if count else 0.0,
-            "staleness_max": int(largest),
+            **{f"{name}_mean": summed / count for name, (summed, count, _) in measures.items()},
+            **{f"{name}_max": largest for name, (*_, largest) in measures.items()},
             "staleness_histogram": dict(sorted(progress.staleness.items())),
-            "updates_by_rank": {rank: turns for rank, turns in sorted(progress.turns.items()) if rank != EVERYONE},
+            "gradients_by_rank": {rank: turns for rank, turns in sorted(progress.turns.items()) if rank != EVERYONE},
             "refused": progress.refused,
             "bytes_sent": bytes_sent,
             "versions": {**versions(), "mpi": library},
@@ -146,4 +145,4 @@ def _board(out: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise UserError("--tensorboard needs the package tensorboard: pip install 'hvdist[tensorboard]'") from error
-    return SummaryWriter(str(out / "tensorboard"))
+    return SummaryWriter(str(out / TENSORBOARD))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hvdist.driver import Driver
 from hvdist.errors import UserError
 from hvdist.progress import Progress
-from hvdist.questions import Gradient
+from hvdist.questions import Answer, Gradient
 from hvdist.replica import Replica
 from hvdist.roles import Algorithm, Role
 from hvdist.schedule import Schedule
@@ -58,6 +58,7 @@ class DistributedOptimizer:
         self._role: Role | None = None
         self._asked: Gradient | None = None
         self._given = False
+        self._answer: Answer | None = None
 
     def steps(
         self,
@@ -113,10 +114,19 @@ class DistributedOptimizer:
 
     def step(self) -> None:
         """Hand the gradients of this batch to the algorithm; the model then holds what it made of them."""
+        self.synchronize()
+        answer, self._answer, self._given = self._answer, None, False
+        self._advance(answer)
+
+    def synchronize(self) -> None:
+        """Wait until the gradients that `step` will use are in the parameters, to clip or look at them first.
+
+        Where the algorithm averages, they are the mean of all ranks; before, they are still on their way.
+        """
         if not self._given:
             raise UserError("step() belongs inside `for x, y, weight in optimizer.steps(...)`, once for each batch")
-        self._given = False
-        self._advance(self._driver.end())
+        if self._answer is None:
+            self._answer = self._driver.end()
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Drop the gradients of the last step; they are never kept as zeros, so `set_to_none` changes nothing."""

@@ -62,8 +62,10 @@ class Progress:
         return self.updates / self._updates if self._updates is not None else self.epochs / self._epochs
 
     @property
-    def lr_factor(self) -> float:
-        """On the first learning rate, at this point of the run."""
+    def lr_factor(self) -> float | None:
+        """On the first learning rate, at this point of the run; None if no schedule changes it."""
+        if self._schedule.constant:
+            return None
         of = self._epochs if self._updates is None else self.epochs / max(self.fraction, 1e-9)
         return self._schedule.factor(self.epochs, of)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hvdist.errors import UserError
-from hvdist.leader import RECORD, SUMMARY
 from hvdist.record import read_record
+from hvdist.run_folder import RECORD, SUMMARY
 
 Row = dict[str, str]
 
@@ -56,7 +56,7 @@ def _row(folder: Path, summary: dict[str, Any]) -> Row:
         "epochs": f"{summary['epochs']:.2f}",
         "seconds": f"{summary['seconds']:.1f}",
         "samples/s": f"{summary['samples_per_second']:,.0f}",
-        "staleness": f"{summary['staleness_mean']:.2f} (max {summary['staleness_max']})",
+        "staleness": f"{summary['staleness_mean']:.2f} (max {summary['staleness_max']:.0f})",
         "sent": f"{summary['bytes_sent'] / 1e6:,.0f} MB",
     }
 

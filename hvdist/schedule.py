@@ -26,6 +26,11 @@ class Schedule:
     gamma: float = 0.1
     """Factor of `step`."""
 
+    @property
+    def constant(self) -> bool:
+        """Whether the rate never changes."""
+        return self.schedule == "constant" and self.warmup == 0
+
     def factor(self, epochs: float, of: float) -> float:
         """At a point of the run.
 

@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+from torch import nn
 
 from hvdist.checkpoint import Saves
 from hvdist.comm import Comm, init
 from hvdist.driver import Driver
-from hvdist.errors import UserError
-from hvdist.leader import RECORD, SUMMARY, Leader
+from hvdist.leader import Leader
 from hvdist.models import build
 from hvdist.progress import Progress
 from hvdist.questions import EVERYONE, Answer, Gradient, Question, Update, drive
-from hvdist.record import Clock, write_text
+from hvdist.record import Clock
 from hvdist.replica import Replica
 from hvdist.roles import Algorithm
+from hvdist.run_folder import CHECKPOINT, check, clear, write_config
 from hvdist.schedule import Schedule
 from hvdist.settings import Training
 from hvdist.shards import Shards, Stream
 from hvdist.task import Task
 
-CONFIG = "config.yaml"
 # How to start a run is no part of what the run is.
 _NOT_IN_CONFIG = ("resume", "overwrite")
 
 
-def train(algorithm: Algorithm, settings: Training, schedule: Schedule = Schedule()) -> dict[str, Any] | None:
+def train(
+    algorithm: Algorithm,
+    settings: Training,
+    schedule: Schedule = Schedule(),
+    make_task: Callable[[nn.Module], Task] = Task,
+) -> dict[str, Any] | None:
     """Train a model and keep the run in a folder. Collective over the world.
 
     Args:
         algorithm: with its settings, the same on every rank.
         settings: of the run.
         schedule: of the learning rate.
+        make_task: makes what answers for the model; give a subclass of `Task` to answer a question differently.
     Returns:
         on the leader, what it wrote to summary.json; None on the others.
     Raises:
         UserError: whatever the user can mend: folders, names, ranks; see the message.
     """
     comm = init(algorithm, settings.seed)
-    run = _Run(algorithm, settings, schedule, comm)
+    run = _Run(algorithm, settings, schedule, make_task, comm)
     run.play()
     summary = run.finish()
     comm.close()
@@ -56,32 +60,40 @@ def train(algorithm: Algorithm, settings: Training, schedule: Schedule = Schedul
 class _Run:
     """One rank's part of a run."""
 
-    def __init__(self, algorithm: Algorithm, settings: Training, schedule: Schedule, comm: Comm) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        settings: Training,
+        schedule: Schedule,
+        make_task: Callable[[nn.Module], Task],
+        comm: Comm,
+    ) -> None:
         self.algorithm, self.settings, self.comm = algorithm, settings, comm
+        out = Path(settings.out)
+        if comm.leads:
+            check(out, algorithm.name, settings.resume, settings.overwrite)
         train, test = (
             Shards(Path(settings.data) / name, comm, order=settings.order, seed=settings.seed)
             for name in ("train", "test")
         )
         model = build(settings.model, train.shape, train.classes, **settings.model_args)
-        self.task = Task(model)
+        self.task = make_task(model)
         self.replica = Replica(model, settings.make_optimizer(model))
         algorithm.prepare(comm, self.replica)
-        if comm.leads:
-            _open_folder(algorithm, settings, schedule)
         self.progress = Progress(len(train), settings.epochs, settings.updates, schedule)
-        self.saves = Saves(Path(settings.out) / "checkpoint", comm, self.replica)
-        resumed = self.saves.restore() if settings.resume else None
-        self.turn, stream = 0, Stream(train, settings.batch)
-        seconds = 0.0
-        if resumed:
-            self.progress.restore(resumed["progress"])
-            seconds = resumed["seconds"]
-            self.turn, stream = self._stream_from(resumed, train)
+        self.saves = Saves(out / CHECKPOINT, comm, self.replica)
+        seconds, self.turn, stream = self._where_to_go_on(train)
         self.driver = Driver(comm, self.replica)
         self.driver.start(stream, self.progress)
         self.clock = Clock(comm.now, seconds)
-        self.leader = Leader(algorithm.name, settings, self.driver, self.task, test, self.clock) if comm.leads else None
         self._looks, self._saved = self._due(settings.eval_every), self._due(settings.checkpoint_every)
+        self.leader = None
+        if comm.leads:
+            if settings.overwrite:
+                clear(out)
+            fields = {**asdict(algorithm), **asdict(settings), **asdict(schedule)}  # type: ignore[call-overload]
+            write_config(out, algorithm.name, {k: v for k, v in fields.items() if k not in _NOT_IN_CONFIG})
+            self.leader = Leader(algorithm.name, settings, self.driver, self.task, test, self.clock)
 
     def play(self) -> None:
         """This rank's role, to its end."""
@@ -152,40 +164,18 @@ class _Run:
             "batch": settings.batch,
         }
 
-    def _stream_from(self, state: Mapping[str, Any], train: Shards) -> tuple[int, Stream]:
-        """This rank's turn and its next batch, as a save left them."""
-        turns, batch = self.progress.turns, self.settings.batch
+    def _where_to_go_on(self, train: Shards) -> tuple[float, int, Stream]:
+        """Training seconds, this rank's turn and its next batch: those of the last save, if that is to be resumed."""
+        batch = self.settings.batch
+        state = self.saves.restore() if self.settings.resume else None
+        if state is None:
+            return 0.0, 0, Stream(train, batch)
+        self.progress.restore(state["progress"])
+        turns = self.progress.turns
         if state["roles"] == list(self.comm.roles.names) and state["batch"] == batch:
             turn = turns[self.comm.rank] or turns[EVERYONE]
             epoch, step = divmod(turn, train.steps(batch))
-            return turn, Stream(train, batch, epoch, step * batch * train.readers)
+            return state["seconds"], turn, Stream(train, batch, epoch, step * batch * train.readers)
         # other ranks or batches share the epoch now: go on behind the rows that were read, whoever read them
         epoch, read = divmod(self.progress.samples, len(train))
-        return self.progress.updates, Stream(train, batch, epoch, read)
-
-
-def _open_folder(algorithm: Algorithm, settings: Training, schedule: Schedule) -> None:
-    """Make the run folder, with the effective settings inside."""
-    out = Path(settings.out)
-    headline = f"# hvdist train {algorithm.name} --config {out / CONFIG}"
-    if (out / CONFIG).exists():
-        _reopen(out, headline, settings)
-    out.mkdir(parents=True, exist_ok=True)
-    fields = {**asdict(algorithm), **asdict(settings), **asdict(schedule)}  # type: ignore[call-overload]
-    kept = {name: value for name, value in fields.items() if name not in _NOT_IN_CONFIG}
-    write_text(out / CONFIG, f"{headline}\n{yaml.safe_dump(kept, sort_keys=False)}")
-
-
-def _reopen(out: Path, headline: str, settings: Training) -> None:
-    """The folder holds a run: replace it, go on with it, or refuse."""
-    if settings.overwrite:
-        for name in (CONFIG, RECORD, SUMMARY):
-            (out / name).unlink(missing_ok=True)
-        for name in ("checkpoint", "tensorboard"):
-            shutil.rmtree(out / name, ignore_errors=True)
-    elif not settings.resume:
-        raise UserError(
-            f"{out} holds a run; give --resume to go on with it, --overwrite to replace it, or another --out"
-        )
-    elif (found := (out / CONFIG).read_text().splitlines()[0]).split()[:4] != headline.split()[:4]:
-        raise UserError(f"{out} holds another run, started by {found.lstrip('# ')}; resume it as that algorithm")
+        return state["seconds"], self.progress.updates, Stream(train, batch, epoch, read)

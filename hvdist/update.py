@@ -14,15 +14,15 @@ from __future__ import annotations
 import functools
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-CHUNK = 256 * 1024
-"""Elements the fallback works on at a time: its operands then stay in the second-level cache."""
+CHUNK = 384 * 1024
+"""Elements the fallback works on at a time: more leave the caches, fewer cost more calls."""
 _TINY = 1e-38  # below it, 1 / x is no float32
 WORTH_COMPILING = 1_000_000
 """Parameters from which on a one-time compilation of seconds pays."""
@@ -83,13 +83,16 @@ class Compensation:
     kernel: Kernel = "auto"
 
     def sgd_(self, params: Tensor, grad: Tensor, backup: Tensor, mean_square: Tensor | None, lr: float) -> None:
-        """One step of plain SGD on the compensated gradient, all in place; `mean_square` where adaptive."""
+        """One step of plain SGD along the compensated gradient, in place; `mean_square` too, where adaptive."""
         if self.strength == 0:
             params.add_(grad, alpha=-lr)
         elif self._compiles(params.numel()):
             self._run_compiled(_sgd, params, grad, backup, mean_square, lr)
         else:
-            self._run_chunked(_chunk_sgd, params, grad, backup, mean_square, lr)
+            # w - lr g - min(lr lambda g g, 1) (w - w_bak): what is left of the last term is an interpolation
+            for w, g, bak, pull in self._pulls(params, grad, backup, mean_square, lr * self.strength, 1.0):
+                w.lerp_(bak.float(), pull)
+                w.add_(g, alpha=-lr)
 
     def compensate_(self, params: Tensor, grad: Tensor, backup: Tensor, mean_square: Tensor | None, lr: float) -> None:
         """Make `grad` the compensated gradient, in place, for any other optimizer to step along."""
@@ -98,7 +101,9 @@ class Compensation:
         if self._compiles(params.numel()):
             self._run_compiled(_compensate, params, grad, backup, mean_square, lr)
         else:
-            self._run_chunked(_chunk_compensate, params, grad, backup, mean_square, lr)
+            limit = 1 / lr if lr > _TINY else math.inf
+            for w, g, bak, pull in self._pulls(params, grad, backup, mean_square, self.strength, limit):
+                g.addcmul_(pull, w - bak)
 
     def warm_up(self, size: int, fused: bool) -> None:
         """Compile now what the first step of `size` parameters would compile; `fused`: for `sgd_`."""
@@ -119,28 +124,26 @@ class Compensation:
         else:
             _compiled(_adaptive)(body, params, grad, backup, mean_square, rate, self.strength, self.decay, self.epsilon)
 
-    def _run_chunked(
-        self, body: _ChunkBody, params: Tensor, grad: Tensor, backup: Tensor, mean_square: Tensor | None, lr: float
-    ) -> None:
-        scratch = _scratch()
+    def _pulls(
+        self, params: Tensor, grad: Tensor, backup: Tensor, mean_square: Tensor | None, scale: float, limit: float
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Chunk by chunk: w, g, w_bak and min(scale g g [/ sqrt(MeanSquare + epsilon)], limit)."""
+        nothing, pulls, roots = _scratch()
         squares = [None] * math.ceil(params.numel() / CHUNK) if mean_square is None else mean_square.split(CHUNK)
-        # clamp(strength * square) = strength * clamp(square): one pass less
-        scale = lr * self.strength
-        limit = 1 / scale if scale > _TINY else math.inf
-        for w, g, bak, square in zip(params.split(CHUNK), grad.split(CHUNK), backup.split(CHUNK), squares, strict=True):
-            pull, drift = scratch[:, : w.numel()]
-            torch.mul(g, g, out=pull)
-            if square is not None:
+        chunks = (vector.split(CHUNK) for vector in (params, grad, backup))
+        for w, g, bak, square in zip(*chunks, squares, strict=True):
+            zero, pull, root = nothing[: w.numel()], pulls[: w.numel()], roots[: w.numel()]
+            if square is None:
+                torch.addcmul(zero, g, g, value=scale, out=pull)
+            else:
+                torch.mul(g, g, out=pull)
                 square.lerp_(pull, 1 - self.decay)
-                torch.add(square, self.epsilon, out=drift)
-                pull.mul_(drift.rsqrt_())
-            pull.clamp_(max=limit)
-            torch.sub(w, bak, out=drift)
-            body(w, g, pull, drift, lr, self.strength)
+                torch.add(square, self.epsilon, out=root)
+                torch.addcmul(zero, pull, root.rsqrt_(), value=scale, out=pull)
+            yield w, g, bak, pull.clamp_(max=limit)
 
 
 _Body = Callable[[Tensor, Tensor, Tensor, Tensor | float, Tensor], None]
-_ChunkBody = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], None]
 
 
 def _sgd(params: Tensor, grad: Tensor, backup: Tensor, strength: Tensor | float, lr: Tensor) -> None:
@@ -164,19 +167,10 @@ def _adaptive(
     body(params, grad, backup, adapted(strength, square, epsilon), lr)
 
 
-def _chunk_sgd(w: Tensor, g: Tensor, pull: Tensor, drift: Tensor, lr: float, strength: float) -> None:
-    w.add_(g, alpha=-lr)
-    w.addcmul_(pull, drift, value=-lr * strength)
-
-
-def _chunk_compensate(w: Tensor, g: Tensor, pull: Tensor, drift: Tensor, lr: float, strength: float) -> None:
-    g.addcmul_(pull, drift, value=strength)
-
-
 @functools.cache
-def _scratch() -> Tensor:
-    """(2, CHUNK) float32, kept: fresh memory would cost page faults at every update."""
-    return torch.empty(2, CHUNK)
+def _scratch() -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros and two buffers of (CHUNK,) float32, kept: fresh memory would cost page faults at every update."""
+    return torch.zeros(CHUNK), torch.empty(CHUNK), torch.empty(CHUNK)
 
 
 @functools.cache

@@ -78,6 +78,13 @@ def test_no_data(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_to_be_replaced_stays_until_the_new_one_is_sure_to_begin(data: Path, tmp_path: Path) -> None:
+    assert train(1, "sync", data, tmp_path / "out").returncode == 0
+    assert train(1, "sync", Path("nowhere"), tmp_path / "out", "--overwrite").returncode != 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["samples"] == 192
+    assert (tmp_path / "out" / "checkpoint").is_dir()
+
+
 def test_an_unknown_flag(data: Path, tmp_path: Path) -> None:
     done = train(2, "dcasgd", data, tmp_path / "out", "--max-stalness", "3")
     assert_ends_with_one(done, "unrecognized arguments: --max_stalness 3")
@@ -229,6 +236,7 @@ def test_a_checkpoint_of_other_servers_is_refused(data: Path, tmp_path: Path) ->
     assert train(3, "asgd", data, tmp_path / "out").returncode == 0
     done = train(3, "asgd", data, tmp_path / "out", "--servers", "2", "--resume", "--epochs", "4")
     assert_ends_with_one(done, "was saved by 1 ranks; resume with as many servers")
+    assert "servers: 1" in (tmp_path / "out" / "config.yaml").read_text()  # what was refused left no trace
 
 
 def test_a_config_repeats_the_run(data: Path, tmp_path: Path) -> None:

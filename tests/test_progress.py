@@ -35,6 +35,7 @@ def test_the_schedule_stretches_over_the_run() -> None:
         assert progress.lr_factor == pytest.approx(0.5)
         progress.count(Update(100))
         assert progress.lr_factor == pytest.approx(0.0, abs=1e-6)
+    assert Progress(100).lr_factor is None  # the rate is whoever's it is
 
 
 def test_refusals_are_counted_apart_from_updates() -> None:

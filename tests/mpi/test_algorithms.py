@@ -253,3 +253,37 @@ def test_steps_and_step_belong_together(data: Path) -> None:
         for _ in optimizer.steps(Shards(data / "train", comm), 8):
             pass
     comm.close()
+
+
+@pytest.mark.parallel(SIZES)
+def test_gradients_may_be_clipped_once_they_are_averaged(data: Path) -> None:
+    comm = hvdist.init(Sync())
+    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    optimizer = hvdist.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net, loss, Sync(), comm)
+    for x, y, weight in optimizer.steps(Shards(data / "train", comm), 8, updates=3):
+        before = optimizer.replica.params.clone()
+        (weight * loss(net(x), y)).mean().backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+        assert (optimizer.replica.params - before).norm().item() == pytest.approx(0.01, rel=1e-3)
+    params = MPI.COMM_WORLD.allgather(optimizer.replica.params.numpy().tobytes())
+    assert len(set(params)) == 1
+    comm.close()
+
+
+@pytest.mark.parallel([1, 2])
+def test_a_users_own_scheduler_is_left_alone(data: Path) -> None:
+    comm = hvdist.init(Sync())
+    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    sgd = torch.optim.SGD(net.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(sgd, 0.5)
+    optimizer = hvdist.DistributedOptimizer(sgd, net, loss, Sync(), comm)
+    for x, y, weight in optimizer.steps(Shards(data / "train", comm), 8, updates=3):
+        (weight * loss(net(x), y)).mean().backward()
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    comm.close()

@@ -60,8 +60,9 @@ def test_a_run_leaves_its_folder_complete(algorithm: Algorithm, data: Path, shar
             assert {"train_loss", "test_loss", "test_error"} <= set(event)
     if told["roles"].get("worker"):
         assert sum(told["staleness_histogram"].values()) == told["updates"]
-        assert sum(told["updates_by_rank"].values()) >= told["updates"]
+        assert sum(told["gradients_by_rank"].values()) >= told["updates"]
         assert any("drift" in event for event in events)
+        assert told["drift_max"] >= told["drift_mean"] >= 0
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["epochs"] == 8.0
     assert latest(out / "checkpoint") is not None
@@ -113,7 +114,7 @@ def test_many_workers_resume_where_they_were(algorithm: DCASGD, data: Path, shar
     if second is not None:
         assert second["samples"] >= 3 * 96 > first["samples"] >= 1.5 * 96
         assert second["seconds"] > first["seconds"]
-        assert sum(second["updates_by_rank"].values()) > sum(first["updates_by_rank"].values())
+        assert sum(second["gradients_by_rank"].values()) > sum(first["gradients_by_rank"].values())
         assert second["train_loss"] < first["train_loss"]
 
 
@@ -149,10 +150,10 @@ def test_a_run_is_not_resumed_as_another_algorithm(data: Path, shared_path: Path
     out = shared_path / "run"
     hvdist.train(Sync(), settings(data, out))
     if MPI.COMM_WORLD.rank == 0:
-        from hvdist.trainer import _open_folder
+        from hvdist.run_folder import check
 
-        with pytest.raises(UserError, match="holds another run, started by hvdist train sync"):
-            _open_folder(ASGD(), settings(data, out, resume=True), Schedule())
+        with pytest.raises(UserError, match="holds a run of sync, not of asgd; resume it with hvdist train sync"):
+            check(out, "asgd", resume=True, overwrite=False)
 
 
 @pytest.mark.parallel([1, 3])
