@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator
 
 import torch
@@ -190,7 +191,7 @@ def gather(parameter: nn.Parameter, view: Tensor) -> None:
 
 def is_finite(vector: Tensor) -> bool:
     """Whether no element is NaN or infinite, in one pass: either would show in the sum."""
-    return bool(vector.sum().isfinite())
+    return math.isfinite(vector.sum().item())
 
 
 def _overlap(place: slice, part: slice) -> slice:

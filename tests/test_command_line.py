@@ -73,7 +73,7 @@ def test_info_under_mpirun_tells_who_is_where() -> None:
         ("sys.modules['mpi4py.MPI'] = None", "mpi4py cannot load MPI"),
         ("os.environ['SLURM_NTASKS'] = '4'", "Slurm counts 4 processes"),
         ("importlib.util.find_spec = lambda name: None", "Horovod is not installed"),
-        ("os.environ['PATH'] = ''", "no C++ compiler"),
+        ("import hvdist.info; hvdist.info.has_compiler = lambda: False", "no C++ compiler"),
     ],
 )
 def test_info_names_each_problem_with_its_cure(breaks: str, problem: str) -> None:

@@ -6,7 +6,8 @@ Source: Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799).
 |---|---|---|
 | learner | all | computes its part of the global batch; takes the same step as every other learner |
 
-Messages: one allreduce of the gradient (d,) float32 a step, overlapped with the backward pass.
+Messages: one mean of the gradient (d,) float32 a step, in pieces: by Horovod while the backward pass still runs, the
+piece that comes last by MPI's own allreduce.
 One learner is plain SGD. It ends when the driver says so: all learners count the same samples.
 A mean gradient that is not finite is the same on all learners, so all refuse it together.
 Buffers (BatchNorm): each learner has its own; before the model is evaluated or saved, floating ones are averaged and

@@ -1,4 +1,4 @@
-"""Means over the ranks of one role: by Horovod where it is installed, else by MPI's own allreduce."""
+"""Means over the ranks of one role."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from hvdist.comm.patience import Patience
 from hvdist.errors import UserError
 
 log = logging.getLogger("hvdist")
@@ -21,29 +22,62 @@ _PIECE = 1 << 28
 
 
 class Averaging:
-    """Means in place, matched between the ranks by name."""
+    """Means over `peers`, in place: at once by MPI's allreduce, or in the background where there is a Horovod.
+
+    What cannot overlap with anything does not go through Horovod: its thread looks for work once in a millisecond, and
+    that is longer than the allreduce of a million numbers takes.
+    """
+
+    def __init__(self, peers: MPI.Intracomm, patience: Patience) -> None:
+        self._peers, self._patience = peers, patience
+
+    def mean(self, tensor: Tensor) -> None:
+        """Average a contiguous float32 or float64 tensor. Collective.
+
+        Raises:
+            UserError: a peer has left, and will never come to this mean.
+        """
+        if self._peers.size == 1:
+            return
+        if self._meet(leaving=False):
+            raise UserError(
+                "another rank of this role has left while this one still averages: leave a loop early on all ranks "
+                "of a role that averages, or on none"
+            )
+        for piece in tensor.view(-1).split(_PIECE):
+            self._peers.Allreduce(MPI.IN_PLACE, piece.numpy())
+            piece.div_(self._peers.size)
 
     def start(self, tensor: Tensor, name: str) -> Any:
-        """Begin; the tensor is contiguous float32 or float64 and not to be touched until `finish`."""
-        return None
+        """Begin averaging; here, only remember what `finish` will do, so all peers must finish in the same order."""
+        return tensor
 
     def finish(self, pending: Any) -> None:
         """Wait for what `start` returned."""
+        self.mean(pending)
 
-    def shutdown(self) -> None:
-        """Free what it holds. Collective."""
+    def leave(self, deadline_seconds: float) -> None:
+        """Average no more. Collective.
 
+        Raises:
+            TimeoutError: the peers did not leave in time.
+        """
+        self._meet(leaving=True, deadline_seconds=deadline_seconds)
 
-class Alone(Averaging):
-    """The mean over one rank."""
+    def _meet(self, leaving: bool, deadline_seconds: float = float("inf")) -> bool:
+        """Wait for all peers, without burning the core as MPI does when it waits; whether one of them is leaving."""
+        mine, anyone = np.array([leaving], np.uint8), np.empty(1, np.uint8)
+        self._patience.until(self._peers.Iallreduce(mine, anyone, MPI.MAX).Test, deadline_seconds)
+        return bool(anyone[0])
 
 
 class HorovodAveraging(Averaging):
-    """Horovod on a sub-communicator; its own thread reduces while the backward pass goes on."""
+    """Started means are Horovod's: its own thread reduces while the backward pass goes on, matching them by name."""
 
-    def __init__(self, peers: MPI.Intracomm) -> None:
+    def __init__(self, peers: MPI.Intracomm, patience: Patience) -> None:
         import horovod.torch as horovod
 
+        super().__init__(peers, patience)
         if horovod.is_initialized():
             raise UserError("Horovod is initialised already; leave that to hvdist.init, for this role's ranks")
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -62,51 +96,35 @@ class HorovodAveraging(Averaging):
         """Wait for Horovod's thread."""
         self._horovod.synchronize(pending)
 
-    def shutdown(self) -> None:
-        """Stop Horovod's thread."""
+    def leave(self, deadline_seconds: float) -> None:
+        """Stop Horovod's thread: peers that still wait for it fail then, and do not wait for ever."""
         self._horovod.shutdown()
+        super().leave(deadline_seconds)
 
 
-class MpiAveraging(Averaging):
-    """MPI's allreduce, when the mean is asked for: nothing overlaps, so all ranks must finish in the same order."""
-
-    def __init__(self, peers: MPI.Intracomm) -> None:
-        self._peers = peers
-
-    def start(self, tensor: Tensor, name: str) -> Any:
-        """Nothing yet."""
-        return tensor
-
-    def finish(self, pending: Any) -> None:
-        """Reduce, then divide."""
-        for piece in pending.reshape(-1).split(_PIECE):
-            self._peers.Allreduce(MPI.IN_PLACE, piece.numpy())
-            piece.div_(self._peers.size)
-
-
-def averaging_over(peers: MPI.Intracomm) -> Averaging:
+def averaging_over(peers: MPI.Intracomm, patience: Patience) -> Averaging:
     """The best way all peers have. Collective over them."""
     if peers.size == 1:
-        return Alone()
+        return Averaging(peers, patience)
     everywhere = np.array([importlib.util.find_spec("horovod") is not None], np.uint8)
     peers.Allreduce(MPI.IN_PLACE, everywhere, MPI.MIN)
     if everywhere[0]:
-        return HorovodAveraging(peers)
+        return HorovodAveraging(peers, patience)
     if peers.rank == 0:
         log.warning(
             "Horovod is not installed on every rank: averaging by MPI's allreduce, without overlap with the backward "
             "pass. To change it: bash jobs/setup.sh with a C++ compiler on PATH"
         )
-    return MpiAveraging(peers)
+    return Averaging(peers, patience)
 
 
 def averaged(averaging: Averaging, tensor: Tensor) -> Tensor:
     """The mean of any float tensor, in place: half types are summed in float32, strided ones through a copy."""
-    wide = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
     if not tensor.is_floating_point():
         raise ValueError(f"a mean needs a floating dtype, got {tensor.dtype}")
+    wide = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
     flat = tensor.detach().to(wide).contiguous()
-    averaging.finish(averaging.start(flat, "mean"))
+    averaging.mean(flat)
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat)
     return tensor

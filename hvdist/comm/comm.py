@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 from torch import Tensor
 
-from hvdist.comm.averaging import Alone, Averaging, averaged, averaging_over
+from hvdist.comm.averaging import Averaging, averaged, averaging_over
 from hvdist.comm.guard import watch
 from hvdist.comm.mailbox import Mailbox
 from hvdist.comm.patience import Patience
@@ -40,7 +40,8 @@ class Comm:
         self._patience = patience
         self._mailbox = Mailbox(world, patience)
         self._peers = _peers_of(world, roles)
-        self._averaging: Averaging = averaging_over(self._peers) if collective else Alone()
+        make = averaging_over if collective else Averaging
+        self._averaging = make(self._peers, patience)
         self._averaged_bytes = 0
 
     @property
@@ -164,8 +165,7 @@ class Comm:
             TimeoutError: the others did not leave in time.
         """
         self._mailbox.flush(deadline_seconds)
-        # Before the barrier: peers that still average, because this rank left a loop early, fail then and do not wait.
-        self._averaging.shutdown()
+        self._averaging.leave(deadline_seconds)
         self._patience.until(self._exit.Ibarrier().Test, deadline_seconds)
         watch().leave = None
         unread = self._mailbox.unread()

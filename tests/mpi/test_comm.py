@@ -360,7 +360,7 @@ def test_horovod_is_what_averages_where_it_is_installed() -> None:
     pytest.importorskip("horovod")
     comm = hvdist.init(Ring())
     used = type(comm._averaging).__name__
-    assert used == ("Alone" if comm.size == 1 else "HorovodAveraging")
+    assert used == ("Averaging" if comm.size == 1 else "HorovodAveraging")
     comm.close()
 
 
@@ -371,7 +371,10 @@ def test_without_horovod_mpi_averages_and_says_so_once(
     monkeypatch.setattr("hvdist.comm.averaging._PIECE", 7)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     comm = hvdist.init(Ring())
-    assert type(comm._averaging).__name__ == "MpiAveraging"
+    assert type(comm._averaging).__name__ == "Averaging"
+    pending = comm.start_mean(started := torch.full((9,), float(comm.rank)), "started")
+    comm.finish_mean(pending)
+    assert started.tolist() == [(comm.size - 1) / 2] * 9
     assert comm.mean(torch.full((20,), float(comm.rank))).tolist() == [(comm.size - 1) / 2] * 20
     said = [record.message for record in caplog.records if "Horovod is not installed" in record.message]
     assert len(said) == (1 if comm.leads else 0)
