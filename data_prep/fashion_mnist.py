@@ -7,14 +7,13 @@ import hashlib
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from tqdm import tqdm
 
 from hvdist.errors import UserError
 from hvdist.flags import run
-from hvdist.prepare import Shuffle, Table, write_folders
+from hvdist.prepare import Packing, Table, write_folders
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
@@ -33,11 +32,7 @@ def fashion_mnist(
     out: str,
     source: str | None = None,
     url: str = URL,
-    shards: int = 8,
-    shuffle: Shuffle = "global",
-    seed: int = 0,
-    compression: Literal["gzip", "lzf"] | None = None,
-    force: bool = False,
+    packing: Packing = Packing(),
 ) -> None:
     """Write Fashion-MNIST's 60,000 training and 10,000 test images, 28 x 28 grey bytes, as shard folders.
 
@@ -46,11 +41,7 @@ def fashion_mnist(
         source: Folder of the four IDX files, packed or not. If not given: Debian's package dataset-fashion-mnist
             where it is installed, else a download.
         url: Where to download from.
-        shards: Files of each folder.
-        shuffle: global, a permutation of all rows; local, inside each file; none.
-        seed: Of the permutation.
-        compression: Of the files; none keeps them fit for memory maps.
-        force: Replace OUT if it exists.
+        packing: How rows become files.
     """
     if source:
         files = {name: _packed_or_not(Path(source) / name) for name in SHA256}
@@ -65,10 +56,7 @@ def fashion_mnist(
         )
         for folder, prefix in (("train", "train"), ("test", "t10k"))
     }
-    write_folders(
-        out, tables, source=f"Fashion-MNIST from {source or (DEBIAN if DEBIAN.is_dir() else url)}",
-        shards=shards, shuffle=shuffle, seed=seed, compression=compression, force=force,
-    )  # fmt: skip
+    write_folders(out, tables, f"Fashion-MNIST from {source or (DEBIAN if DEBIAN.is_dir() else url)}", packing)
 
 
 def _packed_or_not(path: Path) -> bytes:

@@ -12,11 +12,11 @@ from typing import Any
 
 import hvdist
 from hvdist import bench
+from hvdist.algorithm import Algorithm
 from hvdist.algorithms import ALGORITHMS
 from hvdist.flags import Parser, as_typed, one_sentence, switches_of
 from hvdist.info import info
 from hvdist.report import report
-from hvdist.roles import Algorithm
 from hvdist.schedule import Schedule
 from hvdist.settings import Training
 

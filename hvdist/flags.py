@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,18 +54,36 @@ def as_typed(arguments: Sequence[str], switches: Collection[str] = ()) -> list[s
 
 
 def switches_of(*settings: Callable[..., Any]) -> set[str]:
-    """Names of the settings that are true or false, of functions or dataclasses."""
+    """Names of the settings that are true or false, of functions or dataclasses and the dataclasses they take."""
     fields = [field for one in settings for field in inspect.signature(one).parameters.values()]
-    return {field.name for field in fields if isinstance(field.default, bool)}
+    nested = [kind for one in settings if inspect.isfunction(one) for kind in _groups(one).values()]
+    return {field.name for field in fields if isinstance(field.default, bool)} | (
+        switches_of(*nested) if nested else set()
+    )
 
 
 def run(function: Callable[..., None], arguments: Sequence[str] | None = None) -> None:
-    """Call a function with the command line's flags, named and explained by its signature and docstring."""
+    """Call a function with the command line's flags, named and explained by its signature and docstring.
+
+    A parameter that is a dataclass gives its fields as flags.
+    """
     given = as_typed(sys.argv[1:] if arguments is None else arguments, switches_of(function))
+    groups = _groups(function)
     parser = Parser(description=function.__doc__.split("\n\n")[0] if function.__doc__ else None)
-    parser.add_function_arguments(function, as_group=False)
+    parser.add_function_arguments(function, as_group=False, skip=set(groups))
+    for kind in groups.values():
+        parser.add_class_arguments(kind)
     with one_sentence():
-        function(**parser.parse_args(given).as_dict())
+        flags = parser.parse_args(given).as_dict()
+        for name, kind in groups.items():
+            flags[name] = kind(**{field.name: flags.pop(field.name) for field in dataclasses.fields(kind)})
+        function(**flags)
+
+
+def _groups(function: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters that are dataclasses."""
+    hints = typing.get_type_hints(function)
+    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
 
 
 @contextlib.contextmanager

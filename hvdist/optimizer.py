@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hvdist.algorithm import Algorithm, Role
 from hvdist.driver import Driver
 from hvdist.errors import UserError
 from hvdist.progress import Progress
 from hvdist.questions import Answer, Gradient
 from hvdist.replica import Replica
-from hvdist.roles import Algorithm, Role
 from hvdist.schedule import Schedule
 from hvdist.shards import Shards, Stream
 from hvdist.task import Loss, Task

@@ -36,61 +36,75 @@ class Table:
             raise UserError(f"x holds numbers; got {self.x.dtype}")
 
 
-def write_folders(
-    out: str | Path,
-    tables: Mapping[str, Table],
-    *,
-    source: str,
-    shards: int = 8,
-    shuffle: Shuffle = "global",
-    seed: int = 0,
-    compression: Literal["gzip", "lzf"] | None = None,
-    force: bool = False,
-) -> None:
+def split(table: Table, test_rows: int, seed: int) -> dict[str, Table]:
+    """Hold out rows for testing, drawn by the seed; both parts keep the order the rows had.
+
+    Raises:
+        UserError: nothing would be left on one side.
+    """
+    rows = len(table.y)
+    if not 0 < test_rows < rows:
+        raise UserError(f"{test_rows} test rows of {rows} leave none on one side")
+    order = np.random.default_rng(seed).permutation(rows)
+    parts = {"train": np.sort(order[test_rows:]), "test": np.sort(order[:test_rows])}
+    return {name: Table(table.x[chosen], table.y[chosen]) for name, chosen in parts.items()}
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How rows become files: the flags that every script of data_prep/ has."""
+
+    shards: int = 8
+    """Files of each folder; their rows differ by at most one."""
+    shuffle: Shuffle = "global"
+    """global: a uniform permutation of all rows; local: one inside each file; none."""
+    seed: int = 0
+    """Of the permutations, and of a split into training and test rows where there is one."""
+    compression: Literal["gzip", "lzf"] | None = None
+    """Of the files; without, rows can be memory-mapped."""
+    force: bool = False
+    """Replace what is there, once the new is complete."""
+
+    def __post_init__(self) -> None:
+        if self.shards < 1:
+            raise UserError(f"shards is at least 1, got {self.shards}")
+
+
+def write_folders(out: str | Path, tables: Mapping[str, Table], source: str, packing: Packing = Packing()) -> None:
     """Write `out/train`, `out/test`, ...: one shard folder for each table, all appearing at once.
 
     Args:
         out: must not exist, unless forced.
         tables: folder name -> its rows.
-        source: for the manifest.
-        shards: files of each folder; their rows differ by at most one.
-        shuffle: "global", a uniform permutation of all rows; "local", inside each file; "none".
-        seed: of the permutations.
-        compression: None keeps files contiguous, so that rows can be memory-mapped.
-        force: replace what is there, once the new is complete.
+        source: where they come from, for the manifest.
+        packing: how they become files.
     Raises:
-        UserError: `out` exists, or fewer than one shard.
+        UserError: `out` exists.
     """
     out = Path(out)
-    if shards < 1:
-        raise UserError(f"shards is at least 1, got {shards}")
-    if out.exists() and not force:
+    if out.exists() and not packing.force:
         raise UserError(f"{out} exists; give --force to replace it, or another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as scratch:
         whole = Path(scratch) / out.name
         for name, table in tables.items():
-            _write_folder(whole / name, table, source, shards, shuffle, seed, compression)
+            _write_folder(whole / name, table, source, packing)
         sync(whole)
         if out.exists():
             out.rename(Path(scratch) / "replaced")
         whole.rename(out)
     sync(out.parent)
     counts = ", ".join(f"{len(table.y):,} {name} rows" for name, table in tables.items())
-    print(f"{out}: {counts}, in {shards} shards each")
+    print(f"{out}: {counts}, in {packing.shards} shards each")
 
 
-def _write_folder(
-    folder: Path, table: Table, source: str, shards: int, shuffle: Shuffle, seed: int, compression: str | None
-) -> None:
+def _write_folder(folder: Path, table: Table, source: str, packing: Packing) -> None:
     folder.mkdir(parents=True)
     files = []
-    for place, rows in enumerate(
-        tqdm(cut(len(table.y), shards, shuffle, seed), f"{folder.name} shards", leave=False, disable=None)
-    ):
-        path = folder / f"shard-{place:05d}-of-{shards:05d}.h5"
-        arrays = {"x": table.x[rows], "y": table.y[rows].astype(np.int64), "row": rows}
-        write_rows(path, arrays, compression)
+    pieces = cut(len(table.y), packing.shards, packing.shuffle, packing.seed)
+    for place, rows in enumerate(tqdm(pieces, f"{folder.name} shards", leave=False, disable=None)):
+        path = folder / f"shard-{place:05d}-of-{packing.shards:05d}.h5"
+        write_rows(path, {"x": table.x[rows], "y": table.y[rows].astype(np.int64), "row": rows}, packing.compression)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         files.append(ShardFile(path.name, len(rows), path.stat().st_size, digest))
     labels, counts = np.unique(table.y, return_counts=True)
@@ -104,8 +118,8 @@ def _write_folder(
         },
         files=tuple(files),
         source=source,
-        shuffle=shuffle,
-        seed=seed,
+        shuffle=packing.shuffle,
+        seed=packing.seed,
     )
     _write_last(folder / NAME, manifest.dumps())
 

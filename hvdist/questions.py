@@ -6,15 +6,11 @@ driven by the ready-made trainer, by the user's own loop, by a simulator or by h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from hvdist.roles import Role
-
 
 EVERYONE = -1
 NOT_FINITE = "not finite"
@@ -71,14 +67,3 @@ class Update:
 
 
 Question = Gradient | Update
-
-
-def drive(role: Role, answer: Callable[[Question], Any]) -> None:
-    """Play a role to its end, answering each of its questions."""
-    reply = None
-    while True:
-        try:
-            question = role.send(reply)
-        except StopIteration:
-            return
-        reply = answer(question)

@@ -1,23 +1,13 @@
-"""Who plays what: an algorithm seats its roles, the seats are filled with ranks.
+"""Who plays what: an algorithm names its seats, and they are filled with ranks.
 
 Rank 0 always holds the first seat and *leads*: it evaluates, records and saves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
 
 from hvdist.errors import UserError
-
-if TYPE_CHECKING:
-    from hvdist.messages import Communicator
-    from hvdist.questions import Question
-    from hvdist.replica import Replica
-
-Role = Generator["Question", Any, None]
-"""One rank's part: it yields questions, is sent the answers, and calls the communicator for messages."""
 
 
 @dataclass(frozen=True)
@@ -72,32 +62,3 @@ class Roles:
 def _span(ranks: tuple[int, ...]) -> str:
     """Seats are contiguous, so first and last say it all."""
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
-
-
-class Algorithm:
-    """What every algorithm is: seats, and one generator method for each role, named like it.
-
-    Subclasses are frozen dataclasses whose fields are the settings. `prepare` runs before the training clock starts;
-    `collect` brings the whole model to the leader before it is evaluated, at the same updates on every rank that counts
-    updates; when its role has ended, the leader's replica is whole.
-    """
-
-    name: ClassVar[str]
-    collective: ClassVar[tuple[str, ...]] = ()
-    """Roles whose ranks call `comm.mean`."""
-
-    @property
-    def seats(self) -> tuple[Seat, ...]:
-        """The roles, in the order in which ranks take them; the first seat leads."""
-        raise NotImplementedError
-
-    def play(self, comm: Communicator, replica: Replica) -> Role:
-        """The generator of this rank's role."""
-        role: Role = getattr(self, comm.role)(comm, replica)
-        return role
-
-    def prepare(self, comm: Communicator, replica: Replica) -> None:
-        """Slow first steps (compiling, large allocations) of this rank's role."""
-
-    def collect(self, comm: Communicator, replica: Replica) -> None:
-        """Make the leader's replica whole."""

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from hvdist.algorithm import Algorithm, drive
 from hvdist.checkpoint import Saves
 from hvdist.comm import Comm, init
 from hvdist.driver import Driver
 from hvdist.leader import Leader
 from hvdist.models import build
 from hvdist.progress import Progress
-from hvdist.questions import EVERYONE, Answer, Gradient, Question, Update, drive
+from hvdist.questions import EVERYONE, Answer, Gradient, Question, Update
 from hvdist.record import Clock
 from hvdist.replica import Replica
-from hvdist.roles import Algorithm
 from hvdist.run_folder import CHECKPOINT, check, clear, write_config
 from hvdist.schedule import Schedule
 from hvdist.settings import Training

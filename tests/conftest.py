@@ -10,7 +10,7 @@ import pytest
 import torch
 from tables import small_table
 
-from hvdist.prepare import write_folders
+from hvdist.prepare import Packing, write_folders
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,7 +21,7 @@ collect_ignore = ["mpi"]
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 96 training rows in 3 shards and 30 test rows."""
     out = tmp_path_factory.mktemp("data") / "small"
-    write_folders(out, {"train": small_table(96), "test": small_table(30, seed=1)}, source="small", shards=3)
+    write_folders(out, {"train": small_table(96), "test": small_table(30, seed=1)}, "small", Packing(shards=3))
     return out
 
 

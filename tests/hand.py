@@ -6,8 +6,9 @@ from collections import deque
 
 import torch
 
+from hvdist.algorithm import Algorithm
 from hvdist.messages import Message, tensors_of
-from hvdist.roles import Algorithm, Roles
+from hvdist.roles import Roles
 
 
 class HandComm:

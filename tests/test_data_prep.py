@@ -169,7 +169,7 @@ def test_arrays_from_one_file_or_several(tmp_path: Path) -> None:
         (["--npz", "nowhere.npz"], "nowhere.npz does not exist"),
         (["--npz", "pickled.npz"], "not a .npy or .npz file of plain numbers"),
         (["--npz", "named.npz"], "has the arrays images; x and y are needed"),
-        (["--x", "x.npy", "--y", "x.npy", "--test_fraction", "0"], "leaves no row on one side"),
+        (["--x", "x.npy", "--y", "x.npy", "--test_fraction", "0"], "0 test rows of 4 leave none on one side"),
     ],
 )
 def test_arrays_that_cannot_be_used_are_said(flags: list[str], message: str, tmp_path: Path) -> None:

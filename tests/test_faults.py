@@ -187,7 +187,7 @@ def test_one_worker_that_leaves_its_loop_early_is_let_go(data: Path, tmp_path: P
 def test_nothing_but_nan_ends_the_run(algorithm: str, tmp_path: Path) -> None:
     table = small_table(96)
     table.x[:] = float("nan")
-    write_folders(tmp_path / "data", {"train": table, "test": small_table(30)}, source="NaN")
+    write_folders(tmp_path / "data", {"train": table, "test": small_table(30)}, "NaN")
     done = train(2, algorithm, tmp_path / "data", tmp_path / "out", "--epochs", "1000")
     assert_ends_with_one(done, "of the last 100 gradients were not finite")
 
@@ -258,7 +258,7 @@ def test_a_config_repeats_the_run(data: Path, tmp_path: Path) -> None:
 
 def test_labels_beyond_the_classes_end_the_job(tmp_path: Path) -> None:
     table = small_table(96)
-    write_folders(tmp_path / "data", {"train": table, "test": Table(table.x, table.y + 5)}, source="labels")
+    write_folders(tmp_path / "data", {"train": table, "test": Table(table.x, table.y + 5)}, "labels")
     done = train(2, "sync", tmp_path / "data", tmp_path / "out")
     assert done.returncode != 0
     assert "[rank 0 learner @" in done.stderr

@@ -36,7 +36,7 @@ def test_the_script_runs_with_any_algorithm_in_its_one_line(algorithm: str, tmp_
     y = generator.integers(0, 10, 512)
     x = generator.integers(0, 60, (512, 1, 28, 28), dtype=np.uint8)
     x[np.arange(512), 0, y] = 255  # the class is the bright row
-    write_folders(tmp_path / "shards" / "fashion-mnist", {"train": Table(x, y)}, source="bright rows")
+    write_folders(tmp_path / "shards" / "fashion-mnist", {"train": Table(x, y)}, "bright rows")
     script, changed = re.subn(r"^algorithm = .*$", f"algorithm = hvdist.{algorithm}", SCRIPT, flags=re.MULTILINE)
     assert changed == 1
     (tmp_path / "script.py").write_text(script)

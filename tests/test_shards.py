@@ -16,14 +16,14 @@ import torch
 
 from hvdist import Shards, UserError
 from hvdist.manifest import read_manifest
-from hvdist.prepare import Table, cut, write_folders
+from hvdist.prepare import Packing, Table, cut, write_folders
 from hvdist.shards import Stream
 
 
 def write(out: Path, rows: int, **options) -> Table:
     x = np.arange(rows * 6, dtype=np.float32).reshape(rows, 2, 3)
     table = Table(x, np.arange(rows) % 3)
-    write_folders(out, {"train": table}, source="a test", **options)
+    write_folders(out, {"train": table}, "a test", Packing(**options))
     return table
 
 

@@ -46,12 +46,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hvdist.algorithm import Algorithm, Role
 from hvdist.buffers import BufferPool
 from hvdist.errors import UserError
 from hvdist.messages import Communicator, Message
 from hvdist.questions import NOT_FINITE, TOO_STALE, Answer, Gradient, Update
 from hvdist.replica import Replica
-from hvdist.roles import Algorithm, Role, Seat
+from hvdist.roles import Seat
 from hvdist.update import Compensation, Kernel
 
 log = logging.getLogger("hvdist")

@@ -19,10 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from hvdist.algorithm import Algorithm, Role
 from hvdist.messages import Communicator
 from hvdist.questions import NOT_FINITE, Gradient, Update
 from hvdist.replica import Replica
-from hvdist.roles import Algorithm, Role, Seat
+from hvdist.roles import Seat
 
 
 @dataclass(frozen=True)

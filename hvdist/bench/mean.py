@@ -17,7 +17,7 @@ from hvdist.bench.timing import Timed, medians, on_ranks, print_ratios
 from hvdist.buffers import zeros
 from hvdist.driver import Driver
 from hvdist.models import mlp
-from hvdist.prepare import Table, write_folders
+from hvdist.prepare import Packing, Table, write_folders
 from hvdist.progress import Progress
 from hvdist.questions import Answer, Gradient
 from hvdist.replica import Replica
@@ -87,7 +87,7 @@ def _shards(comm: "Comm", folder: Path) -> Shards:
         generator = np.random.default_rng(0)
         x = generator.integers(0, 256, (_ROWS, *_SHAPE), dtype=np.uint8)
         table = Table(x, generator.integers(0, _CLASSES, _ROWS))
-        write_folders(where, {"train": table}, source="random", shards=2)
+        write_folders(where, {"train": table}, "random", Packing(shards=2))
     comm.barrier()
     return Shards(where / "train", comm)
 

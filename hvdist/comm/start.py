@@ -11,10 +11,11 @@ import torch
 from mpi4py import MPI
 
 from hvdist import launch
+from hvdist.algorithm import Algorithm
 from hvdist.comm.comm import Comm
 from hvdist.comm.guard import watch
 from hvdist.comm.patience import Patience
-from hvdist.roles import Algorithm, Roles
+from hvdist.roles import Roles
 
 _MOST_CORES = 4096
 

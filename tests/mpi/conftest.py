@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))  # tables.py is the single
 
 from tables import small_table
 
-from hvdist.prepare import write_folders
+from hvdist.prepare import Packing, write_folders
 
 WORLD = MPI.COMM_WORLD.Dup()
 TEST_SECONDS = 120
@@ -71,7 +71,10 @@ def data(shared_path: Path) -> Path:
     """96 training rows in 3 shards, 30 test rows."""
     if WORLD.rank == 0:
         write_folders(
-            shared_path / "data", {"train": small_table(96), "test": small_table(30, seed=1)}, source="small", shards=3
+            shared_path / "data",
+            {"train": small_table(96), "test": small_table(30, seed=1)},
+            "small",
+            Packing(shards=3),
         )
     WORLD.Barrier()
     return shared_path / "data"

@@ -12,7 +12,8 @@ from torch import nn
 
 import hvdist
 from hvdist import ASGD, DCASGD, Shards, Sync, Task, UserError
-from hvdist.roles import Algorithm, Roles
+from hvdist.algorithm import Algorithm
+from hvdist.roles import Roles
 
 SIZES = [1, 2, 3, 5]
 ALGORITHMS: dict[str, Algorithm] = {

@@ -11,8 +11,9 @@ import torch
 
 import hvdist
 from hvdist import UserError
+from hvdist.algorithm import Algorithm
 from hvdist.comm import mailbox
-from hvdist.roles import Algorithm, Seat
+from hvdist.roles import Seat
 
 FREE_BYTES = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 SIZES = [1, 2, 3, 5]

@@ -13,9 +13,9 @@ from test_algorithms import ALGORITHMS, NEUTRAL, cases
 
 import hvdist
 from hvdist import ASGD, DCASGD, Schedule, Sync, Training, UserError
+from hvdist.algorithm import Algorithm
 from hvdist.checkpoint import latest
 from hvdist.record import read_record
-from hvdist.roles import Algorithm
 
 SIZES = [1, 2, 3, 5]
 
