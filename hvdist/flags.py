@@ -55,11 +55,13 @@ def as_typed(arguments: Sequence[str], switches: Collection[str] = ()) -> list[s
 
 def switches_of(*settings: Callable[..., Any]) -> set[str]:
     """Names of the settings that are true or false, of functions or dataclasses and the dataclasses they take."""
-    fields = [field for one in settings for field in inspect.signature(one).parameters.values()]
-    nested = [kind for one in settings if inspect.isfunction(one) for kind in _groups(one).values()]
-    return {field.name for field in fields if isinstance(field.default, bool)} | (
-        switches_of(*nested) if nested else set()
-    )
+    switches: set[str] = set()
+    for one in settings:
+        parameters = inspect.signature(one).parameters.values()
+        switches |= {parameter.name for parameter in parameters if isinstance(parameter.default, bool)}
+        if inspect.isfunction(one):
+            switches |= switches_of(*_groups(one).values())
+    return switches
 
 
 def run(function: Callable[..., None], arguments: Sequence[str] | None = None) -> None:

@@ -69,12 +69,8 @@ def shared_path() -> Iterator[Path]:
 @pytest.fixture
 def data(shared_path: Path) -> Path:
     """96 training rows in 3 shards, 30 test rows."""
+    tables = {"train": small_table(96), "test": small_table(30, seed=1)}
     if WORLD.rank == 0:
-        write_folders(
-            shared_path / "data",
-            {"train": small_table(96), "test": small_table(30, seed=1)},
-            "small",
-            Packing(shards=3),
-        )
+        write_folders(shared_path / "data", tables, "small", Packing(shards=3))
     WORLD.Barrier()
     return shared_path / "data"
