@@ -14,8 +14,10 @@ if [ -z "${SLURM_JOB_ID:-}" ]; then
     export OMPI_MCA_mpi_yield_when_idle=1
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
-# Open MPI 5 started by srun --mpi=pmix: without it the ranks do not find each other.
-export PMIX_MCA_psec=native
+# The Open MPI wheel started by srun: without these the ranks do not find each other, nor the library its own files.
+if [ -x "$VIRTUAL_ENV/bin/ompi_info" ]; then
+    export PMIX_MCA_psec=native OPAL_PREFIX=$VIRTUAL_ENV
+fi
 
 # 4. How this Slurm starts MPI ranks; `srun --mpi=list` shows what it has.
 export SLURM_MPI=${SLURM_MPI:-pmix}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ from types import TracebackType
 from mpi4py import MPI
 
 from hvdist.errors import UserError
+from hvdist.launch import claimed_rank
 
 EXIT_PATIENCE_SECONDS = 10.0
 """How long a rank that leaves without `close` waits for the others to leave too."""
@@ -45,6 +47,8 @@ class Guard:
         return f"[{' '.join(filter(None, (f'rank {MPI.COMM_WORLD.rank}', self.role, f'@{socket.gethostname()}')))}]"
 
     def _failed(self, kind: type[BaseException], error: BaseException | None, where: TracebackType | None) -> None:
+        if MPI.COMM_WORLD.size == 1 and claimed_rank() > 0:  # one of several worlds of one: the first tells for all
+            os._exit(1)
         time.sleep(min(_STAGGER_SECONDS * MPI.COMM_WORLD.rank, _LONGEST_STAGGER_SECONDS))
         if isinstance(error, UserError):
             self._end(str(error))
